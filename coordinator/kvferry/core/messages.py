@@ -1,0 +1,111 @@
+"""What nodes and coordinator say to each other outside the ledger, and on which subjects."""
+
+from __future__ import annotations
+
+import msgspec
+
+# Bus subjects. None of them is stored by a stream: the streams take ``kvf.*.*.facts``,
+# ``kvf.*.*.blocks`` and ``kvf.*.coord`` only.
+ANNOUNCE_SUBJECT = "kvfbus.coordinator"
+"""Coordinators announce themselves here once a second."""
+
+
+def plan_subject(replica: str) -> str:
+    """Where one replica answers plans; no queue group, for it would feed a frozen one."""
+    return f"kvfbus.plan.{replica}"
+
+
+def query_subject(replica: str) -> str:
+    """Where one replica answers the CLI (status, policy)."""
+    return f"kvfbus.query.{replica}"
+
+
+def heartbeat_subject(space: str, node: str) -> str:
+    return f"kvfbus.heartbeat.{space}.{node}"
+
+
+HEARTBEATS = "kvfbus.heartbeat.>"
+
+
+def control_subject(space: str, node: str) -> str:
+    """Where a node listens for :class:`Control`."""
+    return f"kvfbus.control.{space}.{node}"
+
+
+class Announce(msgspec.Struct, frozen=True, kw_only=True):
+    """A coordinator is alive."""
+
+    replica: str
+    term: int
+    leader: bool
+    position: int
+    """Stream sequence that its state has reached."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A node is alive. ``gauges`` are for ``status`` only; no decision reads them."""
+
+    node: str
+    space: str
+    incarnation: str
+    epoch: int
+    gauges: dict[str, float] = {}
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """Coordinator to node.
+
+    ``verb``: ``resync`` (begin a new epoch with an inventory), ``policy`` (``mode`` is in force;
+    repeated with every heartbeat that is answered, so that a lost message heals), ``duplicate``
+    (a later process owns the name: stop publishing and say so).
+    """
+
+    verb: str
+    mode: str = ""
+    version: int = 0
+    why: str = ""
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where could this prompt's prefix come from?"""
+
+    space: str
+    node: str
+    """Who asks; never proposed as a source."""
+    hashes: bytes
+    """Sampled short hashes of the prompt's chain, as :func:`kvferry.ids.short_hashes` packs."""
+    stride: int
+    """Blocks between samples."""
+    block_size: int
+    prompt_tokens: int
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that offers a prefix of the prompt, as far as the index knows."""
+
+    node: str
+    address: str
+    incarnation: str
+    blocks: int
+    """At least so many blocks from the prompt's first; the pin gives the exact end."""
+    tier: str = "cache"
+    predicted_ms: float = 0.0
+
+
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Best candidates first; none means recompute, and ``miss`` says why."""
+
+    replica: str
+    candidates: tuple[Candidate, ...] = ()
+    recompute_ms: float = 0.0
+    miss: str = ""
+    mode: str = "on"
+    position: int = 0
+
+
+ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Any of the messages above as msgpack."""
+    return ENCODER.encode(message)
