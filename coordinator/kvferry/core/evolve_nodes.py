@@ -1,0 +1,139 @@
+"""How nodes come and go, and what the leader decides."""
+
+from __future__ import annotations
+
+from kvferry.core.applied import Applied
+from kvferry.core.events import (
+    Checkpoint,
+    Gap,
+    LeaderElected,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
+    PolicySet,
+)
+from kvferry.core.evolve_offers import end_offers
+from kvferry.core.evolve_transfers import fail_open
+from kvferry.core.state import (
+    CLOSED,
+    FENCED,
+    JOINED,
+    LEFT,
+    NODES_MAX,
+    SUPERSEDED_MAX,
+    NodeState,
+    SpaceState,
+)
+from kvferry.core.totals import bump
+
+
+def node_joined(space: SpaceState, applied: Applied, event: NodeJoined) -> tuple[str, ...] | None:
+    """A record begins. None if it is void: superseded, known, or at odds with its envelope."""
+    if (event.incarnation, event.epoch) != (applied.incarnation, applied.epoch):
+        bump(space.totals.strays, "node_joined")
+        return None
+    known = space.nodes.get(applied.node)
+    touched: tuple[str, ...] = ()
+    superseded: list[str] = []
+    if known is not None:
+        if event.incarnation in known.superseded:
+            return None
+        superseded = known.superseded
+        if known.incarnation == event.incarnation:
+            if event.epoch <= known.epoch:
+                bump(space.totals.repeated, "node_joined")
+                return None
+        else:
+            superseded = [*superseded, known.incarnation][-SUPERSEDED_MAX:]
+            touched = end_offers(space, known.name)
+            fail_open(space, known.name, applied.position.stored_ms)
+    elif len(space.nodes) >= NODES_MAX:
+        _forget_one(space)
+    space.nodes[applied.node] = NodeState(
+        name=applied.node,
+        space=applied.space,
+        incarnation=event.incarnation,
+        epoch=event.epoch,
+        address=event.address,
+        block_size=event.block_size,
+        components=dict(event.components),
+        backends=event.backends,
+        blocks=event.blocks,
+        block_bytes=event.block_bytes,
+        warnings=event.warnings,
+        version=event.version,
+        role=event.role,
+        joined_ms=applied.position.stored_ms,
+        superseded=superseded,
+    )
+    return touched
+
+
+def node_closed(
+    space: SpaceState, node: NodeState, applied: Applied, event: NodeClosed
+) -> tuple[str, ...]:
+    """A clean stop."""
+    if event.incarnation != node.incarnation:
+        bump(space.totals.strays, "node_closed")
+        return ()
+    return _depart(space, node, CLOSED, "closed", applied.position.stored_ms)
+
+
+def node_left(space: SpaceState, applied: Applied, event: NodeLeft) -> tuple[str, ...]:
+    """The leader gave a node up; matches exactly one (incarnation, epoch)."""
+    node = space.nodes.get(event.node)
+    if node is None or (node.incarnation, node.epoch) != (event.incarnation, event.epoch):
+        bump(space.totals.strays, "node_left")
+        return ()
+    if node.status not in (JOINED, FENCED):
+        bump(space.totals.repeated, "node_left")
+        return ()
+    return _depart(space, node, LEFT, event.why, applied.position.stored_ms)
+
+
+def gap(space: SpaceState, node: NodeState, applied: Applied, event: Gap) -> None:
+    """Events that were handed over and not stored."""
+    bump(space.totals.gaps, event.lane, event.count)
+
+
+def leader_elected(space: SpaceState, applied: Applied, event: LeaderElected) -> None:
+    """A new term. That it is higher than the known one is checked before."""
+    space.term, space.leader = event.term, event.replica
+
+
+def policy_set(space: SpaceState, applied: Applied, event: PolicySet) -> None:
+    """A mode for a node, or for the whole space including nodes that had their own."""
+    if event.version <= space.policy_version:
+        bump(space.totals.repeated, "policy_set")
+        return
+    space.policy_version = event.version
+    if event.node:
+        space.modes[event.node] = event.mode
+        if event.mode == space.mode:
+            del space.modes[event.node]
+    else:
+        space.mode = event.mode
+        space.modes.clear()
+
+
+def checkpoint(space: SpaceState, applied: Applied, event: Checkpoint) -> None:
+    """A snapshot is stored."""
+    space.checkpoint = max(space.checkpoint, event.position)
+
+
+def _depart(
+    space: SpaceState, node: NodeState, status: str, why: str, stored_ms: int
+) -> tuple[str, ...]:
+    node.status, node.why = status, why
+    node.inventory = []
+    for lane in node.lanes.values():
+        lane.held.clear()
+    fail_open(space, node.name, stored_ms)
+    return end_offers(space, node.name)
+
+
+def _forget_one(space: SpaceState) -> None:
+    for name, node in space.nodes.items():
+        if node.status in (LEFT, CLOSED):
+            del space.nodes[name]
+            return

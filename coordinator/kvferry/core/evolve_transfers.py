@@ -1,0 +1,201 @@
+"""How transfers change: requested, transferred, transfer_failed, pin_ended, and ends by loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from kvferry.core.applied import Applied
+from kvferry.core.cost import Rate, rate_key
+from kvferry.core.events import (
+    LinkProbed,
+    OpenTransfer,
+    PinEnded,
+    Requested,
+    TransferFailed,
+    Transferred,
+)
+from kvferry.core.state import (
+    DONE,
+    EARLY_PINS_MAX,
+    ENDED_TRANSFERS_MAX,
+    FAILED,
+    OPEN,
+    RATES_MAX,
+    NodeState,
+    SpaceState,
+    TransferState,
+)
+from kvferry.core.totals import add, bump
+
+LOST = "lost"
+NODE_LEFT = "node_left"
+
+
+def requested(space: SpaceState, node: NodeState, applied: Applied, event: Requested) -> None:
+    """A transfer opens, or a miss is counted."""
+    if not event.transfer:
+        if event.miss:
+            bump(space.totals.misses, event.miss.partition("@")[0])
+        return
+    if event.transfer in space.transfers:
+        bump(space.totals.repeated, "requested")
+        return
+    _open(
+        space,
+        TransferState(
+            transfer=event.transfer,
+            request=event.request,
+            target=node.name,
+            target_incarnation=node.incarnation,
+            source=event.source,
+            source_incarnation=event.source_incarnation,
+            backend=event.backend,
+            basis=event.basis,
+            wanted=event.wanted,
+            granted=event.granted,
+            predicted_ms=event.predicted_ms,
+            recompute_ms=event.recompute_ms,
+            requested_ms=applied.position.stored_ms,
+        ),
+    )
+
+
+def transferred(space: SpaceState, node: NodeState, applied: Applied, event: Transferred) -> None:
+    """A transfer ends well; its link's rate is learned."""
+    transfer = _open_of(space, node, event.transfer, "transferred")
+    if transfer is None:
+        return
+    transfer.backend = event.backend or transfer.backend
+    transfer.bytes, transfer.tokens, transfer.count = event.bytes, event.tokens, event.count
+    transfer.total_ms, transfer.read_ms = event.total_ms, event.read_ms
+    totals = space.totals
+    if transfer.granted and event.start + event.count > transfer.granted:
+        bump(totals.strays, "transferred_beyond_granted")
+    totals.bytes_moved = add(totals.bytes_moved, event.bytes)
+    _end(space, transfer, DONE, "", applied.position.stored_ms)
+    _learn(space, rate_key(event.source, node.name, event.backend), event.bytes, event.read_ms)
+
+
+def transfer_failed(
+    space: SpaceState, node: NodeState, applied: Applied, event: TransferFailed
+) -> None:
+    """A transfer ends without use."""
+    transfer = _open_of(space, node, event.transfer, "transfer_failed")
+    if transfer is None:
+        return
+    transfer.stage, transfer.total_ms = event.stage, event.total_ms
+    _end(space, transfer, FAILED, event.reason or "error", applied.position.stored_ms)
+
+
+def pin_ended(space: SpaceState, node: NodeState, applied: Applied, event: PinEnded) -> None:
+    """The source's view of a pin's end; it may come before the target's ``requested``."""
+    transfer = space.transfers.get(event.transfer)
+    if event.transfer in space.early_pins or (transfer is not None and transfer.pin):
+        bump(space.totals.repeated, "pin_ended")
+        return
+    if transfer is not None and transfer.source != node.name:
+        bump(space.totals.strays, "pin_ended")
+        return
+    space.totals.pins_ended = add(space.totals.pins_ended, 1)
+    how = event.how or "closed"
+    if transfer is not None:
+        transfer.pin = how
+        return
+    if len(space.early_pins) >= EARLY_PINS_MAX:
+        del space.early_pins[next(iter(space.early_pins))]
+    space.early_pins[event.transfer] = how
+
+
+def link_probed(space: SpaceState, node: NodeState, applied: Applied, event: LinkProbed) -> None:
+    """A first idea of a link that has carried nothing yet; real transfers know better."""
+    key = rate_key(event.peer, node.name, event.backend)
+    known = space.rates.get(key)
+    if known is not None and known.n:
+        return
+    bytes_per_ms = event.gb_per_s * 1e6
+    probe_bytes = bytes_per_ms * 10.0
+    _learn(space, key, probe_bytes, 10.0 + max(0.0, event.floor_ms))
+
+
+def fail_open(space: SpaceState, target: str, stored_ms: int) -> None:
+    """The target is gone: what it had open ends. Where it was only the source, the target says."""
+    for transfer in _open_at(space, target):
+        _end(space, transfer, FAILED, NODE_LEFT, stored_ms)
+
+
+def fail_unlisted(
+    space: SpaceState, node: NodeState, listed: Collection[str], stored_ms: int
+) -> None:
+    """End what the target's inventory no longer lists: its outcome got lost."""
+    for transfer in _open_at(space, node.name):
+        if transfer.transfer not in listed:
+            _end(space, transfer, FAILED, LOST, stored_ms)
+
+
+def open_listed(
+    space: SpaceState, node: NodeState, listed: Iterable[OpenTransfer], stored_ms: int
+) -> None:
+    """Open what the target's inventory lists and nobody has heard of: its request got lost."""
+    for move in listed:
+        if move.transfer and move.transfer not in space.transfers:
+            opened = TransferState(
+                transfer=move.transfer,
+                request=move.request,
+                target=node.name,
+                target_incarnation=node.incarnation,
+                source=move.source,
+                wanted=move.wanted,
+                granted=move.granted,
+                requested_ms=stored_ms,
+            )
+            _open(space, opened)
+
+
+def _open(space: SpaceState, transfer: TransferState) -> None:
+    transfer.pin = space.early_pins.pop(transfer.transfer, "")
+    space.transfers[transfer.transfer] = transfer
+    space.totals.pins_opened = add(space.totals.pins_opened, 1)
+
+
+def _open_at(space: SpaceState, target: str) -> list[TransferState]:
+    return [t for t in space.transfers.values() if t.phase == OPEN and t.target == target]
+
+
+def _open_of(space: SpaceState, node: NodeState, transfer: str, event: str) -> TransferState | None:
+    """The open transfer that ``event`` is about, or None after counting why there is none."""
+    known = space.transfers.get(transfer)
+    if known is None or known.target != node.name:
+        bump(space.totals.strays, event)
+        return None
+    if known.phase != OPEN:
+        bump(space.totals.repeated, event)
+        return None
+    return known
+
+
+def _end(space: SpaceState, transfer: TransferState, phase: str, reason: str, at_ms: int) -> None:
+    transfer.phase, transfer.reason, transfer.ended_ms = phase, reason, at_ms
+    totals = space.totals
+    if phase == DONE:
+        totals.transfers_done = add(totals.transfers_done, 1)
+    else:
+        totals.transfers_failed = add(totals.transfers_failed, 1)
+        bump(totals.failures, reason)
+    space.ended.append(transfer.transfer)
+    if len(space.ended) > ENDED_TRANSFERS_MAX:
+        del space.transfers[space.ended.pop(0)]
+
+
+def _learn(space: SpaceState, key: str, amount: float, time: float) -> None:
+    learn(space.rates, key, amount, time)
+
+
+def learn(rates: dict[str, Rate], key: str, amount: float, time: float) -> None:
+    """Observe under ``key``; the oldest key gives way above the bound."""
+    rate = rates.get(key)
+    fresh = Rate() if rate is None else rate
+    if not fresh.observe(amount, time) or rate is not None:
+        return
+    if len(rates) >= RATES_MAX:
+        del rates[next(iter(rates))]
+    rates[key] = fresh
