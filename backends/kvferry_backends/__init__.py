@@ -1,0 +1,1 @@
+"""The data plane: one leaf per way to move blocks, found through entry points."""

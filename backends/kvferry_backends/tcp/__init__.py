@@ -1,0 +1,1 @@
+"""Blocks over plain TCP: always there, two-sided, fenced by closing the socket."""

@@ -1,0 +1,247 @@
+"""The tcp backend as the connectors see it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from kvferry.errors import BackendError
+from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
+from kvferry_backends import digest
+from kvferry_backends.layout import HostPool
+from kvferry_backends.tcp.fetching import Fetch
+from kvferry_backends.tcp.links import Links
+from kvferry_backends.tcp.listener import Listener
+from kvferry_backends.tcp.options import join_address, parse_options
+from kvferry_backends.tcp.reading import Read
+from kvferry_backends.tcp.serving import Server
+from kvferry_backends.tcp.wire import (
+    PROTOCOL,
+    PeerDescription,
+    ReadPart,
+    decode_peer,
+    encode_peer,
+    pack_blocks,
+)
+
+READS_MAX = 16
+"""Reads under way at one time."""
+STRIPE_MIN_BYTES = 1024 * 1024
+"""A further connection is used for each so many bytes."""
+CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_PIECES = 8192
+
+_log = logging.getLogger("kvferry.backends.tcp")
+
+
+class TcpBackend:
+    """Implements :class:`kvferry.ports.backend.Backend` over TCP sockets.
+
+    ``authorize`` is called on the server's threads, several at a time.
+    """
+
+    name = "tcp"
+    capabilities = Capabilities(
+        memory=frozenset({"host"}),
+        one_sided=False,
+        read=True,
+        write=False,
+        same_host_only=False,
+        fence="socket_closed",
+    )
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        """Nothing is opened before :meth:`register`.
+
+        Raises:
+            ConfigError: an option is unknown or out of range.
+        """
+        self._options = parse_options(options or {})
+        self._instance = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._reads: set[Read] = set()
+        self._links = Links()
+        self._threads = ThreadPoolExecutor(
+            max_workers=READS_MAX * self._options.connections,
+            thread_name_prefix="kvferry-tcp-read",
+        )
+        self._pool: HostPool | None = None
+        self._listener: Listener | None = None
+        if "xxh3_64" not in digest.names():
+            _log.warning("xxhash is not installed: blocks are compared by crc32, which is slower")
+
+    def register(self, regions: Regions, authorize: Authorize) -> None:
+        """Serve reads of these blocks from now on. Once in a backend's life.
+
+        Raises:
+            BackendError: the regions are not host memory or no pool of blocks, or there are
+                some already.
+            BackendUnavailable: the listening address cannot be had.
+        """
+        pool = HostPool(regions)
+        server = Server(pool, authorize, self._instance, self._options.timeout_s)
+        with self._lock:
+            self._check_open()
+            if self._pool is not None:
+                raise BackendError(
+                    "this tcp backend has its regions; make a new one for another pool"
+                )
+            listener = Listener(server, self._options.listen_host, self._options.listen_port)
+            self._pool, self._listener = pool, listener
+        _log.info(
+            "serving %s blocks of %s bytes at %s", pool.blocks, pool.block_bytes, self._address()
+        )
+
+    def describe(self) -> bytes:
+        """What a peer needs to read from us.
+
+        Raises:
+            BackendError: nothing is registered.
+        """
+        pool = self._registered()
+        return encode_peer(
+            PeerDescription(
+                protocol=PROTOCOL,
+                address=self._address(),
+                instance=self._instance,
+                blocks=pool.blocks,
+                widths=pool.widths,
+                digests=digest.names(),
+            )
+        )
+
+    def post(self, request: ReadRequest) -> Posted:
+        """Start a read on threads of our own. Returns at once.
+
+        Raises:
+            BackendError: the request does not fit the regions of one of the two sides, or
+                :data:`READS_MAX` reads are under way.
+        """
+        pool = self._registered()
+        peer = decode_peer(request.peer)
+        targets = tuple(request.target_blocks)
+        sources = tuple(request.source_blocks)
+        _check_blocks(request.transfer, sources, targets, pool, peer)
+        packed = pack_blocks(sources)
+        function = digest.common(peer.digests)
+        deadline = time.monotonic() + request.deadline_s
+        ranges = self._stripes(len(targets), pool)
+        chunk_blocks = self._options.chunk_blocks or _chunk_blocks(pool)
+        read = Read(request.transfer, len(ranges), self._forget)
+        fetches = [
+            Fetch(
+                read,
+                ReadPart(
+                    protocol=PROTOCOL,
+                    instance=peer.instance,
+                    transfer=request.transfer,
+                    grant=request.grant,
+                    blocks=packed,
+                    start=start,
+                    stop=stop,
+                    chunk_blocks=chunk_blocks,
+                    widths=pool.widths,
+                    verify=request.verify,
+                    digest=function,
+                    deadline_ms=0,
+                ),
+                address=peer.address,
+                target_blocks=targets,
+                pool=pool,
+                links=self._links,
+                deadline=deadline,
+            )
+            for start, stop in ranges
+        ]
+        with self._lock:
+            self._check_open()
+            if len(self._reads) >= READS_MAX:
+                raise BackendError(
+                    f"{READS_MAX} reads are under way; wait for one before posting another"
+                )
+            self._reads.add(read)
+        for fetch in fetches:
+            try:
+                self._threads.submit(fetch.run)
+            except RuntimeError as error:
+                read.part_failed("error", f"no thread could be started: {error}")
+        return read
+
+    def close(self) -> None:
+        """Stop serving, abort every read, join every thread. May be called twice."""
+        with self._lock:
+            self._closed = True
+            reads, listener = set(self._reads), self._listener
+        fenced = True
+        for read in reads:
+            try:
+                read.abort()
+            except BackendError as error:
+                fenced = False
+                _log.error("%s", error)
+        if listener is not None:
+            listener.close()
+        # A thread that the fence could not stop ends by its own deadline; do not wait for that.
+        self._threads.shutdown(wait=fenced)
+        self._links.close()
+
+    def _stripes(self, blocks: int, pool: HostPool) -> list[tuple[int, int]]:
+        useful = max(1, blocks * pool.block_bytes // STRIPE_MIN_BYTES)
+        count = min(self._options.connections, blocks, useful)
+        edges = [blocks * nth // count for nth in range(count + 1)]
+        return list(itertools.pairwise(edges))
+
+    def _address(self) -> str:
+        if self._options.advertise:
+            return self._options.advertise
+        assert self._listener is not None
+        return join_address(self._options.listen_host, self._listener.port)
+
+    def _registered(self) -> HostPool:
+        if self._pool is None:
+            raise BackendError("no regions are registered; call register() first")
+        return self._pool
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("this tcp backend is closed")
+
+    def _forget(self, read: Read) -> None:
+        with self._lock:
+            self._reads.discard(read)
+
+
+def _chunk_blocks(pool: HostPool) -> int:
+    by_bytes = CHUNK_BYTES // pool.block_bytes
+    return max(1, min(by_bytes, CHUNK_PIECES // len(pool.widths)))
+
+
+def _check_blocks(
+    transfer: str,
+    sources: tuple[int, ...],
+    targets: tuple[int, ...],
+    pool: HostPool,
+    peer: PeerDescription,
+) -> None:
+    if len(sources) != len(targets) or not targets:
+        raise BackendError(
+            f"transfer {transfer}: {len(sources)} source and {len(targets)} target blocks"
+        )
+    if peer.widths != pool.widths:
+        raise BackendError(
+            f"transfer {transfer}: the peer's blocks are laid out as {peer.widths} bytes, "
+            f"ours as {pool.widths}; the two are not of one space"
+        )
+    if min(targets) < 0 or max(targets) >= pool.blocks:
+        raise BackendError(
+            f"transfer {transfer}: target blocks {min(targets)} to {max(targets)} "
+            f"are not within our pool of {pool.blocks}"
+        )
+    if len(set(targets)) != len(targets):
+        raise BackendError(f"transfer {transfer}: a target block is listed twice")

@@ -1,0 +1,101 @@
+"""What an operator can set, checked by name."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+import msgspec
+
+from kvferry.errors import ConfigError
+
+CONNECTIONS_MAX = 16
+TIMEOUT_MAX_S = 3600.0
+
+
+class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the tcp backend."""
+
+    listen_host: str = "127.0.0.1"
+    """IP address to serve on."""
+    listen_port: int = 0
+    """Port to serve on; 0 takes a free one."""
+    advertise: str = ""
+    """``ip:port`` under which peers reach us, where it differs (NAT)."""
+    connections: int = 2
+    """Connections over which one read is striped."""
+    chunk_blocks: int = 0
+    """Blocks between two digests; 0 chooses by size."""
+    timeout_s: float = 30.0
+    """Longest that one read is served, whatever deadline the peer asks for."""
+
+
+def parse_options(options: Mapping[str, object]) -> TcpOptions:
+    """``options`` as checked values.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type or out of range; the text names it.
+    """
+    known = TcpOptions.__struct_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"tcp backend: unknown option {', '.join(unknown)}; known are {', '.join(known)}"
+        )
+    try:
+        parsed = msgspec.convert(dict(options), TcpOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"tcp backend: {error}") from error
+    _check(parsed)
+    return parsed
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``ip:port`` or ``[ip]:port`` as a pair.
+
+    Names are not taken: resolving one has no deadline of ours.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(host)
+        number = int(port)
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is not ip:port, for example 10.0.0.7:7100") from error
+    if not 0 < number < 65536:
+        raise ConfigError(f"{address!r} has no port between 1 and 65535")
+    return host, number
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of :func:`split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check(options: TcpOptions) -> None:
+    try:
+        host = ipaddress.ip_address(options.listen_host)
+    except ValueError as error:
+        raise ConfigError(f"tcp backend: listen_host {error}; give an IP address") from error
+    if not 0 <= options.listen_port < 65536:
+        raise ConfigError(f"tcp backend: listen_port {options.listen_port} is not 0 to 65535")
+    if options.advertise:
+        split_address(options.advertise)
+    elif host.is_unspecified:
+        raise ConfigError(
+            f"tcp backend: listen_host {options.listen_host} means every interface, which no peer "
+            "can connect to; set advertise to this machine's ip:port"
+        )
+    if not 1 <= options.connections <= CONNECTIONS_MAX:
+        raise ConfigError(
+            f"tcp backend: connections {options.connections} is not 1 to {CONNECTIONS_MAX}"
+        )
+    if options.chunk_blocks < 0:
+        raise ConfigError(f"tcp backend: chunk_blocks {options.chunk_blocks} is negative")
+    if not 0 < options.timeout_s <= TIMEOUT_MAX_S:
+        raise ConfigError(
+            f"tcp backend: timeout_s {options.timeout_s} is not above 0 and up to {TIMEOUT_MAX_S}"
+        )
