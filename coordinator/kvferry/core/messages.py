@@ -64,6 +64,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     version: int = 0
     why: str = ""
+    incarnation: str = ""
+    """Which process life of the name is meant; empty for all. Two processes of one name hear the
+    same subject, so that ``duplicate`` must say which of them is to stop."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
