@@ -1,0 +1,1 @@
+"""An OpenAI-compatible router for prefill and decode engines that carry KV with kvferry."""
