@@ -29,6 +29,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     incarnation: str
     nonce: bytes
     components: dict[str, str]
+    client: str = ""
+    """Tells the processes of one node apart; a name that a peer client keeps over reconnects."""
 
 
 class Challenge(Frame, frozen=True, kw_only=True):

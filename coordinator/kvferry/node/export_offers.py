@@ -1,0 +1,149 @@
+"""What a node offers: chain hash to block, and when each block last changed.
+
+:meth:`Offers.reused` is called by the engine's scheduler for every block that it hands out, so
+it only appends to a queue. Every other method first takes in what is queued, hence sees every
+reuse that happened before it. All but ``reused`` need the export table's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+QUEUED_MAX = 4096
+"""Reuses that wait to be taken in before :meth:`Offers.reused` says so."""
+
+
+class Offers:
+    """The map of offered blocks, and a count of changes that orders reuses and pins.
+
+    A change is a reuse, or an offer of a block under another hash than before.
+    """
+
+    def __init__(self, *, gone_max: int) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._queued: deque[int] = deque()
+        self._changes = 0
+        self._changed_at: dict[int, int] = {}
+        self._cleared_at = 0
+        self._watched = False
+        self._gone: deque[bytes] = deque(maxlen=gone_max)
+        self.gone_lost = 0
+
+    def __len__(self) -> int:
+        self.settle()
+        return len(self._block_of)
+
+    def reused(self, block: int) -> bool:
+        """Queue a reuse; True when it is time that somebody settles. Needs no lock."""
+        self._queued.append(block)
+        return len(self._queued) > QUEUED_MAX
+
+    def settle(self) -> None:
+        """Take in every queued reuse."""
+        queued = self._queued
+        # Only holders of the lock take from the queue, so it cannot run empty in between.
+        while queued:
+            self._change(queued.popleft())
+
+    def offer(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Block ``blocks[i]`` holds the KV of ``hashes[i]``.
+
+        A hash that another block offers keeps that block; a block known under another hash has
+        changed.
+
+        Raises:
+            ValueError: the two are not equally long.
+        """
+        self.settle()
+        for chain, block in zip(hashes, blocks, strict=True):
+            known = self._hash_of.get(block)
+            if known == chain:
+                continue
+            if known is not None:
+                self._change(block)
+            if chain not in self._block_of:
+                self._block_of[chain] = block
+                self._hash_of[block] = chain
+
+    def withdraw(self, hashes: Sequence[bytes]) -> None:
+        """Offer these no longer. Their blocks did not change: pins on them stand."""
+        self.settle()
+        for chain in hashes:
+            block = self._block_of.pop(chain, None)
+            if block is not None:
+                del self._hash_of[block]
+
+    def clear(self) -> None:
+        """Everything changed."""
+        self.settle()
+        for chain in self._block_of:
+            self._lose(chain)
+        self._block_of.clear()
+        self._hash_of.clear()
+        self._changed_at.clear()
+        self._changes += 1
+        self._cleared_at = self._changes
+
+    def prefix(self, hashes: Sequence[bytes], check: Check | None) -> list[int]:
+        """The blocks of the longest offered prefix, as far as ``check`` agrees."""
+        self.settle()
+        found: list[int] = []
+        for chain in hashes:
+            block = self._block_of.get(chain)
+            if block is None:
+                break
+            if check is not None and check(block) != chain:
+                # The engine changed the block and did not say so.
+                self._change(block)
+                break
+            found.append(block)
+        return found
+
+    def watch(self, watched: bool) -> None:
+        """Pins stand (or none do): remember (or forget) when each block changed."""
+        self._watched = watched
+        if not watched:
+            self._changed_at.clear()
+
+    def mark(self) -> int:
+        """The count of changes so far."""
+        return self._changes
+
+    def unchanged_since(self, mark: int, blocks: Sequence[int]) -> bool:
+        """Did none of the blocks change since :meth:`mark` gave ``mark``?
+
+        Only for marks taken since pins are watched.
+        """
+        self.settle()
+        if self._changes == mark:
+            return True
+        if self._cleared_at > mark:
+            return False
+        changed_at = self._changed_at
+        return not any(changed_at.get(block, 0) > mark for block in blocks)
+
+    def take_gone(self) -> list[bytes]:
+        self.settle()
+        gone = list(self._gone)
+        self._gone.clear()
+        return gone
+
+    def _change(self, block: int) -> None:
+        self._changes += 1
+        if self._watched:
+            self._changed_at[block] = self._changes
+        chain = self._hash_of.pop(block, None)
+        if chain is not None:
+            del self._block_of[chain]
+            self._lose(chain)
+
+    def _lose(self, chain: bytes) -> None:
+        if len(self._gone) == self._gone.maxlen:
+            self.gone_lost += 1
+        self._gone.append(chain)
+
+
+Check = Callable[[int], bytes | None]
+"""The engine's present hash of a block; None if it has none."""

@@ -1,0 +1,222 @@
+"""What a source answers its peers: the pin protocol over offers and pins.
+
+No lock and no clock in here: the export table calls it under its own lock with the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvferry.core.events import PinEnded
+from kvferry.node.export_offers import Check, Offers
+from kvferry.node.pins import pack_blocks, sign_grant
+from kvferry.node.pins_book import OpenPin, PinBook, PinKey, blocks_of
+from kvferry.node.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
+
+RANKS_MAX = 1024
+TRANSFER_CHARS_MAX = 256
+TOMBSTONES_PER_PIN = 8
+
+
+class RankEndpoint(msgspec.Struct, frozen=True):
+    """How one rank of this engine serves reads.
+
+    ``key`` signs the grants that this rank's data server checks; ``backends`` holds what each
+    backend says of itself, by name.
+    """
+
+    key: bytes
+    backends: dict[str, bytes]
+
+
+class PinDesk:
+    """Answers pin, renew, done, abort and live; collects the ends of pins in ``ended``.
+
+    Attributes:
+        ended: pins that ended and were not reported yet; whoever calls takes them out.
+        check: see :attr:`kvferry.node.export.ExportTable.check`.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        offers: Offers,
+        *,
+        wall_ms: Callable[[], int],
+        pins_max: int,
+        pin_ms_max: int,
+    ) -> None:
+        self._incarnation = incarnation
+        self._offers = offers
+        self._wall_ms = wall_ms
+        self._pin_ms_max = pin_ms_max
+        self._book = PinBook(
+            pins_max=pins_max,
+            tombstones_max=TOMBSTONES_PER_PIN * pins_max,
+            tombstone_s=pin_ms_max / 1000,
+        )
+        self._next_deadline_s = float("inf")
+        self.ranks: tuple[RankEndpoint, ...] = ()
+        self.paused = False
+        self.check: Check | None = None
+        self.ended: list[PinEnded] = []
+
+    @property
+    def pins(self) -> int:
+        return len(self._book.open)
+
+    @property
+    def tombstones(self) -> int:
+        return self._book.tombstones
+
+    def pinned_blocks(self) -> set[int]:
+        return blocks_of(self._book.open.values())
+
+    def sweep(self, now_s: float) -> None:
+        """End overdue pins and drop old tombstones."""
+        if now_s >= self._next_deadline_s:
+            for pin in self._book.overdue(now_s):
+                self._end(pin, "deadline", now_s)
+            self._next_deadline_s = self._book.next_deadline_s()
+        self._book.forget_tombstones(now_s)
+
+    def close(self, now_s: float) -> None:
+        """End every pin and grant none any more."""
+        self.ranks = ()
+        for pin in list(self._book.open.values()):
+            self._end(pin, "closed", now_s, "the node stops")
+
+    def pin(self, target: str, frame: Pin, client: str, now_s: float) -> Granted | Refused:
+        pin = self._book.open.get((target, frame.transfer))
+        if pin is None:
+            return self._first_pin((target, frame.transfer), frame, client, now_s)
+        pin.holders.add(client)
+        pin.renew(now_s, frame.deadline_ms)
+        return pin.granted
+
+    def renew(self, target: str, frame: Renew, now_s: float) -> Ok | Refused:
+        pin = self._book.open.get((target, frame.transfer))
+        if pin is None:
+            return Refused(reason="ended")
+        pin.renew(now_s, frame.deadline_ms)
+        return Ok()
+
+    def done(self, target: str, frame: Done, now_s: float) -> Settled:
+        key = (target, frame.transfer)
+        pin = self._book.open.get(key)
+        if pin is None:
+            return Settled(transfer=frame.transfer, intact=self._late_done(key, frame, now_s))
+        if not 0 <= frame.rank < pin.ranks:
+            return Settled(transfer=frame.transfer, intact=False)
+        if frame.rank not in pin.answers:
+            pin.answers[frame.rank] = self._intact(pin)
+        if len(pin.answers) == pin.ranks:
+            self._end(pin, "intact" if all(pin.answers.values()) else "void", now_s)
+        return Settled(transfer=frame.transfer, intact=pin.answers[frame.rank])
+
+    def abort(self, target: str, frame: Abort, now_s: float) -> Ok:
+        key = (target, frame.transfer)
+        pin = self._book.open.get(key)
+        if pin is not None:
+            self._end(pin, "abort", now_s, frame.why)
+        elif self._book.ended(key) is None:
+            self._book.bury(key, now_s)
+        return Ok()
+
+    def live(self, target: str, frame: Live, client: str, now_s: float) -> Ok:
+        listed = set(frame.transfers)
+        for pin in list(self._book.open.values()):
+            if pin.key[0] != target or pin.key[1] in listed or client not in pin.holders:
+                continue
+            pin.holders.discard(client)
+            if not pin.holders:
+                self._end(pin, "closed", now_s, "not live after a reconnect")
+        return Ok()
+
+    def _first_pin(self, key: PinKey, frame: Pin, client: str, now_s: float) -> Granted | Refused:
+        refusal = self._refusal(key, frame)
+        if refusal is not None:
+            return refusal
+        blocks = self._offers.prefix(frame.hashes, self.check)
+        if not blocks:
+            return self._not_held(key, now_s)
+        pin = OpenPin(
+            key,
+            self._grant(frame, blocks),
+            frame.hashes[: len(blocks)],
+            mark=self._offers.mark(),
+            ranks=frame.ranks,
+            opened_s=now_s,
+            last_s=now_s + self._pin_ms_max / 1000,
+        )
+        pin.renew(now_s, frame.deadline_ms)
+        pin.holders.add(client)
+        self._book.open[key] = pin
+        self._offers.watch(True)
+        self._next_deadline_s = min(self._next_deadline_s, pin.deadline_s)
+        return pin.granted
+
+    def _refusal(self, key: PinKey, frame: Pin) -> Refused | None:
+        if not 0 < len(frame.transfer) <= TRANSFER_CHARS_MAX or not 0 < frame.ranks <= RANKS_MAX:
+            return Refused(reason="protocol", detail="transfer id or ranks out of range")
+        if frame.incarnation and frame.incarnation != self._incarnation:
+            return Refused(reason="incarnation", detail=f"{self._incarnation} lives now")
+        ended = self._book.ended(key)
+        if ended is not None:
+            return ended.refusal
+        if not self.ranks:
+            return Refused(reason="not_ready")
+        if self.paused:
+            return Refused(reason="paused")
+        if self._book.full:
+            return Refused(reason="busy", detail=f"{self.pins} pins stand")
+        return None
+
+    def _not_held(self, key: PinKey, now_s: float) -> Refused:
+        """Refuse, and remember it: another attempt is another transfer."""
+        refusal = Refused(reason="not_held")
+        self._book.bury(key, now_s, refusal=refusal)
+        self.ended.append(
+            PinEnded(transfer=key[1], target=key[0], granted=0, how="refused", detail="not_held")
+        )
+        return refusal
+
+    def _grant(self, frame: Pin, blocks: Sequence[int]) -> Granted:
+        packed = pack_blocks(blocks)
+        # The pin may be renewed to its last moment, and the grant must serve until then.
+        expires_ms = self._wall_ms() + self._pin_ms_max
+        return Granted(
+            transfer=frame.transfer,
+            incarnation=self._incarnation,
+            blocks=tuple(blocks),
+            deadline_ms=min(max(1, frame.deadline_ms), self._pin_ms_max),
+            grants=tuple(
+                sign_grant(rank.key, frame.transfer, packed, expires_ms) for rank in self.ranks
+            ),
+            backends=tuple(rank.backends for rank in self.ranks),
+        )
+
+    def _intact(self, pin: OpenPin) -> bool:
+        blocks = pin.granted.blocks
+        if not self._offers.unchanged_since(pin.mark, blocks):
+            return False
+        check = self.check
+        return check is None or all(map(_same, map(check, blocks), pin.hashes))
+
+    def _late_done(self, key: PinKey, frame: Done, now_s: float) -> bool:
+        ended = self._book.ended(key)
+        if ended is None:
+            self._book.bury(key, now_s)
+            return False
+        return ended.answers.get(frame.rank, False)
+
+    def _end(self, pin: OpenPin, how: str, now_s: float, detail: str = "") -> None:
+        self.ended.append(self._book.end(pin, how, now_s, detail))
+        if not self._book.open:
+            self._offers.watch(False)
+
+
+def _same(present: bytes | None, promised: bytes) -> bool:
+    return present == promised

@@ -1,0 +1,153 @@
+"""Which pins stand and how the ended ones ended. No lock, no clock: the export table has both."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kvferry.core.events import PinEnded
+from kvferry.node.wire import Granted, Refused
+
+PinKey = tuple[str, str]
+"""(target, transfer): a node can name only its own pins."""
+
+
+class OpenPin:
+    """A reader's claim on granted blocks.
+
+    Attributes:
+        mark: the table's count of changes when the pin was granted; a block that changed later
+            makes the pin void.
+        last_s: no renewal reaches beyond this moment of the table's clock.
+        answers: what each target rank that said done was told.
+        holders: the peer clients that asked for it (a scheduler and its workers ask each).
+    """
+
+    __slots__ = (
+        "answers",
+        "deadline_s",
+        "granted",
+        "hashes",
+        "holders",
+        "key",
+        "last_s",
+        "mark",
+        "opened_s",
+        "ranks",
+    )
+
+    def __init__(
+        self,
+        key: PinKey,
+        granted: Granted,
+        hashes: tuple[bytes, ...],
+        *,
+        mark: int,
+        ranks: int,
+        opened_s: float,
+        last_s: float,
+    ) -> None:
+        self.key = key
+        self.granted = granted
+        self.hashes = hashes
+        self.mark = mark
+        self.ranks = ranks
+        self.opened_s = opened_s
+        self.deadline_s = opened_s
+        self.last_s = last_s
+        self.answers: dict[int, bool] = {}
+        self.holders: set[str] = set()
+
+    def renew(self, now_s: float, deadline_ms: int) -> None:
+        """Keep the pin for ``deadline_ms`` from now, within its last moment; never shorten it."""
+        wanted_s = min(now_s + max(1, deadline_ms) / 1000, self.last_s)
+        self.deadline_s = max(self.deadline_s, wanted_s)
+
+
+class EndedPin:
+    """A tombstone: what late messages about a transfer are told until ``until_s``."""
+
+    __slots__ = ("answers", "refusal", "until_s")
+
+    def __init__(self, refusal: Refused, answers: dict[int, bool], until_s: float) -> None:
+        self.refusal = refusal
+        self.answers = answers
+        self.until_s = until_s
+
+
+class PinBook:
+    """Open pins and tombstones, both bounded.
+
+    Tombstones end at their deadline, the oldest first when there are more than
+    ``tombstones_max``.
+    """
+
+    def __init__(self, *, pins_max: int, tombstones_max: int, tombstone_s: float) -> None:
+        self.open: dict[PinKey, OpenPin] = {}
+        self._ended: OrderedDict[PinKey, EndedPin] = OrderedDict()
+        self._pins_max = pins_max
+        self._tombstones_max = tombstones_max
+        self._tombstone_s = tombstone_s
+
+    @property
+    def full(self) -> bool:
+        return len(self.open) >= self._pins_max
+
+    @property
+    def tombstones(self) -> int:
+        return len(self._ended)
+
+    def ended(self, key: PinKey) -> EndedPin | None:
+        return self._ended.get(key)
+
+    def bury(
+        self,
+        key: PinKey,
+        now_s: float,
+        *,
+        refusal: Refused | None = None,
+        answers: dict[int, bool] | None = None,
+    ) -> None:
+        """Remember that this transfer is over; a later pin gets ``refusal``."""
+        self._ended.pop(key, None)
+        self._ended[key] = EndedPin(
+            refusal or Refused(reason="ended"), answers or {}, now_s + self._tombstone_s
+        )
+        while len(self._ended) > self._tombstones_max:
+            self._ended.popitem(last=False)
+
+    def end(self, pin: OpenPin, how: str, now_s: float, detail: str = "") -> PinEnded:
+        """Close an open pin: the one place where a pin ends."""
+        del self.open[pin.key]
+        self.bury(pin.key, now_s, answers=pin.answers)
+        return PinEnded(
+            transfer=pin.granted.transfer,
+            target=pin.key[0],
+            granted=len(pin.granted.blocks),
+            how=how,
+            held_ms=(now_s - pin.opened_s) * 1000,
+            detail=detail,
+        )
+
+    def overdue(self, now_s: float) -> list[OpenPin]:
+        return [pin for pin in self.open.values() if pin.deadline_s <= now_s]
+
+    def forget_tombstones(self, now_s: float) -> None:
+        # All tombstones live equally long, so the oldest stand first.
+        while self._ended:
+            key, oldest = next(iter(self._ended.items()))
+            if oldest.until_s > now_s:
+                return
+            del self._ended[key]
+
+    def next_deadline_s(self) -> float:
+        """The earliest deadline of an open pin; infinity without any."""
+        return min((pin.deadline_s for pin in self.open.values()), default=float("inf"))
+
+
+def blocks_of(pins: Iterable[OpenPin]) -> set[int]:
+    """The distinct blocks that the pins hold."""
+    held: set[int] = set()
+    for pin in pins:
+        held.update(pin.granted.blocks)
+    return held
