@@ -1,0 +1,177 @@
+"""Command to events and effects. Pure: the caller appends, folds, then performs.
+
+Whether this replica leads the space is for the caller to know; the events carry the term that the
+state says is in force.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvferry.core.commands import (
+    Command,
+    Heard,
+    NodeSilent,
+    RecordCheckpoint,
+    SetPolicy,
+    TakeLead,
+)
+from kvferry.core.effects import Effect, SendControl
+from kvferry.core.events import AnyEvent, Checkpoint, LeaderElected, NodeLeft, PolicySet
+from kvferry.core.messages import Control
+from kvferry.core.state import (
+    CLOSED,
+    FENCED,
+    JOINED,
+    LEFT,
+    MODES,
+    NodeState,
+    SpaceState,
+    State,
+)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be stored, in order, and what is to be done after that."""
+
+    events: tuple[tuple[str, AnyEvent], ...] = ()
+    """(space, event) pairs for the space's coord lane."""
+    effects: tuple[Effect, ...] = ()
+    refused: str = ""
+    """Why nothing is done, in plain words with the cure; empty when nothing is wrong."""
+
+
+NOTHING = Decision()
+
+
+def decide(state: State, command: Command, now_ms: int) -> Decision:
+    """Decide one command.
+
+    Args:
+        state: the fold so far.
+        command: what was asked or noticed.
+        now_ms: the present on the server's clock, Unix milliseconds. No decision of today needs
+            it; it is here so that none ever reads a clock.
+    """
+    match command:
+        case TakeLead():
+            return _take_lead(state, command)
+        case NodeSilent():
+            return _node_silent(state, command)
+        case Heard():
+            return _heard(state, command)
+        case SetPolicy():
+            return _set_policy(state, command)
+        case RecordCheckpoint():
+            return _record_checkpoint(state, command)
+
+
+def _take_lead(state: State, command: TakeLead) -> Decision:
+    known = state.spaces.get(command.space)
+    term = known.term + 1 if known is not None else 1
+    return Decision(events=((command.space, LeaderElected(term=term, replica=command.replica)),))
+
+
+def _node_silent(state: State, command: NodeSilent) -> Decision:
+    space = state.spaces.get(command.space)
+    node = space.nodes.get(command.node) if space is not None else None
+    if space is None or node is None or node.status not in (JOINED, FENCED):
+        return NOTHING
+    if (node.incarnation, node.epoch) != (command.incarnation, command.epoch):
+        return NOTHING
+    left = NodeLeft(
+        term=space.term,
+        node=node.name,
+        incarnation=node.incarnation,
+        epoch=node.epoch,
+        why=f"silent for {command.silent_ms / 1_000:.1f} s",
+    )
+    return Decision(events=((command.space, left),))
+
+
+def _heard(state: State, command: Heard) -> Decision:
+    space = state.spaces.get(command.space)
+    node = space.nodes.get(command.node) if space is not None else None
+    if space is None or node is None:
+        return _resync(command, "the ledger does not know this node")
+    if command.incarnation in node.superseded:
+        why = f"process {node.incarnation} joined later under the name {node.name}"
+        return _control(command, "duplicate", why)
+    if command.incarnation != node.incarnation:
+        return _resync(command, "this process has not joined")
+    if command.epoch < node.epoch:
+        return NOTHING  # it was on its way when the node began its present epoch
+    if command.epoch > node.epoch:
+        return _resync(command, f"the ledger knows epoch {node.epoch} of this process")
+    if node.status in (LEFT, CLOSED, FENCED):
+        return _resync(command, f"{node.status}: {node.why}")
+    if space.policy_version == 0:
+        return NOTHING
+    return Decision(effects=(_policy(space, node),))
+
+
+def _resync(command: Heard, why: str) -> Decision:
+    """Ask for a new epoch, unless what is missing may just not have been read yet."""
+    return NOTHING if command.lagging else _control(command, "resync", why)
+
+
+def _control(command: Heard, verb: str, why: str) -> Decision:
+    control = Control(verb=verb, why=why, incarnation=command.incarnation)
+    effect = SendControl(space=command.space, node=command.node, control=control)
+    return Decision(effects=(effect,))
+
+
+def _set_policy(state: State, command: SetPolicy) -> Decision:
+    space = state.spaces.get(command.space)
+    if space is None:
+        known = ", ".join(sorted(state.spaces)) or "none yet; start an engine first"
+        return Decision(refused=f"there is no space {command.space!r}; known spaces: {known}")
+    if command.mode not in MODES:
+        return Decision(refused=f"mode {command.mode!r} is not one of {', '.join(MODES)}")
+    if command.node and command.node not in space.nodes:
+        known = ", ".join(sorted(space.nodes)) or "none yet"
+        return Decision(
+            refused=f"there is no node {command.node!r} in {command.space}; known nodes: {known}"
+        )
+    told = [
+        node
+        for node in space.nodes.values()
+        if node.status == JOINED and command.node in ("", node.name)
+    ]
+    if _in_force(space, command):
+        return Decision(effects=tuple(_policy(space, node) for node in told))
+    version = space.policy_version + 1
+    event = PolicySet(
+        term=space.term, version=version, mode=command.mode, node=command.node, who=command.who
+    )
+    effects = tuple(_tell(node, command.mode, version) for node in told)
+    return Decision(events=((command.space, event),), effects=effects)
+
+
+def _in_force(space: SpaceState, command: SetPolicy) -> bool:
+    if space.policy_version == 0:
+        return False
+    if command.node:
+        return space.mode_of(command.node) == command.mode
+    return space.mode == command.mode and not space.modes
+
+
+def _record_checkpoint(state: State, command: RecordCheckpoint) -> Decision:
+    space = state.spaces.get(command.space)
+    event = Checkpoint(
+        term=space.term if space is not None else 0,
+        position=command.position,
+        digest=command.digest,
+        fingerprint=command.fingerprint,
+        object=command.object,
+    )
+    return Decision(events=((command.space, event),))
+
+
+def _policy(space: SpaceState, node: NodeState) -> SendControl:
+    return _tell(node, space.mode_of(node.name), space.policy_version)
+
+
+def _tell(node: NodeState, mode: str, version: int) -> SendControl:
+    control = Control(verb="policy", mode=mode, version=version, incarnation=node.incarnation)
+    return SendControl(space=node.space, node=node.name, control=control)

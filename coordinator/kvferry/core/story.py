@@ -1,0 +1,258 @@
+"""One event in one plain sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvferry.core.events import (
+    NAMES,
+    Checkpoint,
+    Event,
+    Evicted,
+    Gap,
+    Inventory,
+    LeaderElected,
+    LinkProbed,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
+    PinEnded,
+    PolicySet,
+    Produced,
+    Requested,
+    RequestEnded,
+    Retained,
+    TransferFailed,
+    Transferred,
+    TurnEnded,
+)
+
+PIN_ENDS = {
+    "intact": "the blocks were as promised",
+    "void": "blocks were reused meanwhile, the target recomputes",
+    "abort": "the target gave up",
+    "deadline": "the target did not answer in time",
+    "refused": "it was refused",
+    "closed": "the source stopped",
+}
+EVICTIONS = {
+    "reuse": "the engine needed the memory",
+    "expired": "its time was over",
+    "pressure": "memory was short",
+    "superseded": "a longer run covers it",
+    "session_end": "the session ended",
+    "node_left": "the node left",
+    "cleared": "the cache was reset",
+    "paused": "kvferry is paused",
+}
+TIERS = {"cache": "offers", "hbm": "leases in GPU memory", "host": "leases in host memory"}
+
+
+def describe(node: str, event: Event) -> str:
+    """What happened, in plain words without a line break.
+
+    Args:
+        node: who wrote it, as its envelope says: a node, or a replica for decisions.
+        event: any event of the ledger.
+    """
+    tell = _TELL.get(type(event))
+    if tell is None:
+        return f"{node} wrote {NAMES.get(type(event), type(event).__name__)}"
+    return " ".join(tell(node, event).split())
+
+
+def _n(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def _ms(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1_000:.1f} s"
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _extra(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _produced(node: str, event: Produced) -> str:
+    how = "pulled" if event.via == "pulled" else "computed"
+    blocks = _n(event.count, "block")
+    return f"{node} has {how} {blocks} from block {event.start} on for request {event.request}"
+
+
+def _retained(node: str, event: Retained) -> str:
+    what = TIERS.get(event.tier, f"keeps in tier {event.tier}")
+    run = f"{_n(event.count, 'block')} as {event.offer} rev {event.rev}"
+    time = f" for {_ms(event.ttl_ms)}" if event.ttl_ms else ""
+    request = f" of request {event.request}" if event.request else ""
+    session = f", session {event.session}" if event.session else ""
+    return f"{node} {what} {run}{request}{time}{session}"
+
+
+def _evicted(node: str, event: Evicted) -> str:
+    why = EVICTIONS.get(event.reason, event.reason)
+    if event.reason == "superseded" and event.superseded_by:
+        why = f"{why}: {event.superseded_by}"
+    lost = f", {_n(event.count, 'block')} gone" if event.count else ""
+    if not event.offer:
+        return f"{node}'s engine dropped {_n(event.count, 'cached block')}: {why}"
+    if event.keep <= 0:
+        return f"{node} no longer offers {event.offer}{lost}: {why}"
+    kept = _n(event.keep, "block")
+    return f"{node} offers only the first {kept} of {event.offer} any more{lost}: {why}"
+
+
+def _requested(node: str, event: Requested) -> str:
+    who = f"{node}, request {event.request}"
+    local = f", {_n(event.local_tokens, 'token')} local" if event.local_tokens else ""
+    if not event.transfer:
+        why = event.miss or "no reason given"
+        return f"{who}: nothing pulled ({why}), {_n(event.wanted, 'block')} wanted{local}"
+    plan = f" by {event.basis}" if event.basis else ""
+    backend = f" over {event.backend}" if event.backend else ""
+    predicted = ""
+    if event.predicted_ms or event.recompute_ms:
+        predicted = (
+            f", predicted {_ms(event.predicted_ms)} against {_ms(event.recompute_ms)} to recompute"
+        )
+    blocks = f"{event.granted:,} of {_n(event.wanted, 'block')}"
+    return (
+        f"{who}: pulls {blocks} from {event.source}{plan}{backend}"
+        f"{predicted}{local}, transfer {event.transfer}"
+    )
+
+
+def _transferred(node: str, event: Transferred) -> str:
+    blocks = f"{_n(event.count, 'block')} ({_n(event.tokens, 'token')}, {_size(event.bytes)})"
+    checked = f", {_n(event.verified_blocks, 'block')} verified" if event.verified_blocks else ""
+    stages = f"pin {_ms(event.pin_ms)}, read {_ms(event.read_ms)}, settle {_ms(event.settle_ms)}"
+    return (
+        f"{node} got {blocks} from {event.source} over {event.backend} in {_ms(event.total_ms)}: "
+        f"{stages}{checked}, transfer {event.transfer}"
+    )
+
+
+def _transfer_failed(node: str, event: TransferFailed) -> str:
+    fence = f", fenced by {event.fence}" if event.fence else ""
+    return (
+        f"{node} got nothing from {event.source}: {event.reason} at {event.stage}"
+        f"{_extra(event.detail)} after {_ms(event.total_ms)}{fence}; request {event.request} "
+        f"recomputes, transfer {event.transfer}"
+    )
+
+
+def _pin_ended(node: str, event: PinEnded) -> str:
+    why = PIN_ENDS.get(event.how, event.how)
+    return (
+        f"{node} held {_n(event.granted, 'block')} for {event.target} during {_ms(event.held_ms)}: "
+        f"{why}{_extra(event.detail)}, transfer {event.transfer}"
+    )
+
+
+def _request_ended(node: str, event: RequestEnded) -> str:
+    parts = [
+        f"{event.local_tokens:,} local",
+        f"{event.pulled_tokens:,} pulled" + (f" from {event.source}" if event.source else ""),
+        f"{event.computed_tokens:,} computed",
+    ]
+    miss = f"; nothing pulled: {event.miss}" if event.miss and not event.pulled_tokens else ""
+    return (
+        f"{node} ended request {event.request} ({event.outcome}): "
+        f"{_n(event.prompt_tokens, 'prompt token')} = {' + '.join(parts)}, "
+        f"{_n(event.output_tokens, 'token')} out, first token after {_ms(event.ttft_ms)}{miss}"
+    )
+
+
+def _turn_ended(node: str, event: TurnEnded) -> str:
+    path = " then ".join(name for name in (event.prefill_node, event.decode_node) if name)
+    reuse = f", {event.reuse}" if event.reuse else ""
+    return (
+        f"{node} answered turn {event.request} ({event.outcome}) over {path or 'no engine'}: "
+        f"{_n(event.prompt_tokens, 'prompt token')}, {_n(event.output_tokens, 'token')} out, first "
+        f"token after {_ms(event.ttft_ms)}, all after {_ms(event.total_ms)}{reuse}"
+    )
+
+
+def _node_joined(node: str, event: NodeJoined) -> str:
+    pool = f" with {_n(event.blocks, 'block')} of {event.block_size} tokens" if event.blocks else ""
+    role = f" as {event.role}" if event.role else ""
+    warned = f", {_n(len(event.warnings), 'warning')}" if event.warnings else ""
+    return (
+        f"{node} joined{role} at {event.address}{pool}, incarnation {event.incarnation} "
+        f"epoch {event.epoch}{warned}"
+    )
+
+
+def _node_closed(node: str, event: NodeClosed) -> str:
+    return f"{node} stopped cleanly, incarnation {event.incarnation}"
+
+
+def _gap(node: str, event: Gap) -> str:
+    return f"{node} lost {_n(event.count, 'event')} of its {event.lane} lane: {event.why}"
+
+
+def _inventory(node: str, event: Inventory) -> str:
+    end = ", the last part: it replaces what was known" if event.last else ""
+    return (
+        f"{node} lists what it holds, part {event.part}: {_n(len(event.offers), 'offer')}, "
+        f"{_n(len(event.transfers), 'open transfer')}{end}"
+    )
+
+
+def _link_probed(node: str, event: LinkProbed) -> str:
+    return (
+        f"{node} measured {event.peer} over {event.backend}: {event.gb_per_s:.3g} GB/s, "
+        f"at least {_ms(event.floor_ms)}"
+    )
+
+
+def _leader_elected(node: str, event: LeaderElected) -> str:
+    return f"coordinator {event.replica} leads, term {event.term}"
+
+
+def _node_left(node: str, event: NodeLeft) -> str:
+    return (
+        f"coordinator {node} gave up node {event.node}, incarnation {event.incarnation} "
+        f"epoch {event.epoch}: {event.why}"
+    )
+
+
+def _policy_set(node: str, event: PolicySet) -> str:
+    where = f"node {event.node}" if event.node else "the whole space"
+    who = f" by {event.who}" if event.who else ""
+    return f"policy {event.version}: {where} is {event.mode}{who}"
+
+
+def _checkpoint(node: str, event: Checkpoint) -> str:
+    return f"coordinator {node} stored the state at {event.position} as {event.object}"
+
+
+_TELL: dict[type[Event], Callable[[str, Any], str]] = {
+    Produced: _produced,
+    Retained: _retained,
+    Evicted: _evicted,
+    Requested: _requested,
+    Transferred: _transferred,
+    TransferFailed: _transfer_failed,
+    PinEnded: _pin_ended,
+    RequestEnded: _request_ended,
+    TurnEnded: _turn_ended,
+    NodeJoined: _node_joined,
+    NodeClosed: _node_closed,
+    Gap: _gap,
+    Inventory: _inventory,
+    LinkProbed: _link_probed,
+    LeaderElected: _leader_elected,
+    NodeLeft: _node_left,
+    PolicySet: _policy_set,
+    Checkpoint: _checkpoint,
+}
