@@ -1,0 +1,102 @@
+"""Requests to the JetStream API, with its errors as ours."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from typing import Any
+
+import msgspec
+
+from kvferry.errors import LedgerRefused, LedgerUnavailable
+from kvferry.ledger.replies import Replies
+from kvferry.ports.log import Stored
+
+PREFIX = "$JS.API"
+CALL_WAIT_S = 5.0
+MESSAGE_ID = "Nats-Msg-Id"
+
+STREAM_NOT_FOUND = 10059
+CONSUMER_NOT_FOUND = 10014
+MESSAGE_NOT_FOUND = 10037
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+RETRY_CODES = frozenset({408, 429, 500, 503})
+"""HTTP-like codes of states that pass: overload, an election, a stream that recovers."""
+PERMANENT = frozenset({10023, 10026, 10039, 10047, 10076})
+"""Codes that come with 503 or 500 and do not pass: resources, or JetStream is not enabled."""
+
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+
+class ApiError(LedgerRefused):
+    """The JetStream API answered with an error that will not pass by itself."""
+
+    def __init__(self, what: str, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{what}: {description} ({err_code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+
+class ApiBusy(LedgerUnavailable):
+    """The JetStream API answered with an error that passes: ask again."""
+
+
+def api_error(what: str, error: dict[str, Any]) -> ApiError | ApiBusy:
+    """The error part of an answer as an exception; ``what`` says what was asked."""
+    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
+    description = str(error.get("description", "no description"))
+    if code in RETRY_CODES and err_code not in PERMANENT:
+        return ApiBusy(f"{what}: {description} ({err_code})")
+    if err_code in (10039, 10076):
+        description += "; start nats-server with JetStream (-js) and enable it for this account"
+    return ApiError(what, code, err_code, description)
+
+
+class JetStreamApi:
+    """``call(subject, body)`` and nothing else."""
+
+    def __init__(self, replies: Replies) -> None:
+        self._replies = replies
+
+    async def call(
+        self, subject: str, body: dict[str, Any] | None = None, *, wait_s: float = CALL_WAIT_S
+    ) -> dict[str, Any]:
+        """Ask ``$JS.API.<subject>`` and return the decoded answer.
+
+        Raises:
+            ApiError: refused; carries the server's codes.
+            LedgerUnavailable: no answer in time.
+        """
+        payload = msgspec.json.encode(body) if body is not None else b""
+        data = await self._replies.request(f"{PREFIX}.{subject}", payload, wait_s=wait_s)
+        try:
+            answer = _DECODER.decode(data)
+        except msgspec.MsgspecError as error:
+            raise LedgerUnavailable(f"the answer to {subject} is not JSON: {error}") from error
+        if "error" in answer:
+            raise api_error(subject, answer["error"])
+        return answer
+
+
+def stored_of(message: dict[str, Any]) -> Stored:
+    """The message of a ``STREAM.MSG.GET`` answer."""
+    # Nanoseconds are more than fromisoformat takes.
+    head, _, fraction = str(message["time"]).rstrip("Z").partition(".")
+    moment = datetime.datetime.fromisoformat(head).replace(tzinfo=datetime.UTC)
+    return Stored(
+        seq=int(message["seq"]),
+        subject=str(message["subject"]),
+        data=base64.b64decode(message.get("data", "")),
+        stored_ms=int(moment.timestamp()) * 1000 + int((fraction + "000")[:3]),
+    )
+
+
+def message_id_of(message: dict[str, Any]) -> str:
+    """The id in the headers of a ``STREAM.MSG.GET`` answer; empty if it has none."""
+    headers = base64.b64decode(message.get("hdrs", "")).decode(errors="replace")
+    for line in headers.split("\r\n"):
+        key, _, value = line.partition(":")
+        if key.lower() == MESSAGE_ID.lower():
+            return value.strip()
+    return ""
