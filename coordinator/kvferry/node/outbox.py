@@ -16,8 +16,9 @@ from collections import deque
 
 from kvferry.core.events import BLOCKS, FACTS, Event
 from kvferry.errors import ConfigError
-from kvferry.node.outbox_items import Hole, LaneCounts, Waiting
+from kvferry.node.outbox_items import FactItem, Hole, LaneCounts, Rejoin, Waiting
 from kvferry.node.outbox_steps import StepTranslator, Translate
+from kvferry.node.settings import Identity
 
 ADMISSION_SHARE = 0.8
 """Share of the facts lane from which on no lease and no transfer may start."""
@@ -49,7 +50,7 @@ class Outbox:
         self._admit_below = int(facts_max * ADMISSION_SHARE)
         self._translator = StepTranslator(translate)
         self._lock = threading.Lock()
-        self._facts: deque[Waiting | Hole] = deque()
+        self._facts: deque[FactItem] = deque()
         self._blocks: deque[Waiting] = deque()
         self._steps: deque[tuple[object, float]] = deque()
         self._held = 0
@@ -142,6 +143,12 @@ class Outbox:
         """Steps that wait for :meth:`work`."""
         return len(self._steps)
 
+    def rejoin(self, identity: Identity) -> None:
+        """The facts left from now on belong to another process life or another self-description."""
+        with self._lock:
+            if self._keeping:
+                self._facts.append(Rejoin(identity))
+
     # --- the agent's thread ------------------------------------------------------------------
 
     def work(self, steps_max: int = 1024) -> bool:
@@ -168,13 +175,20 @@ class Outbox:
         """Whether :meth:`take_blocks` would give something."""
         return bool(self._blocks)
 
-    def take_facts(self, most: int) -> list[Waiting | Hole]:
+    def take_facts(self, most: int) -> list[FactItem]:
         """Up to ``most`` facts in order, with a :class:`Hole` where some were dropped.
 
         They go on counting as waiting until :meth:`stored` says that the ledger has them.
         """
-        with self._lock:
-            return [self._facts.popleft() for _ in range(min(most, len(self._facts)))]
+        taken: list[FactItem] = []
+        while self._facts and len(taken) < most:
+            item = self._facts.popleft()
+            taken.append(item)
+            if isinstance(item, Hole):
+                # An engine thread that still holds this hole does so under the lock.
+                with self._lock:
+                    pass
+        return taken
 
     def take_blocks(self, most: int) -> list[Waiting]:
         """Up to ``most`` detail events in order."""
@@ -194,11 +208,16 @@ class Outbox:
                 self._held -= count
 
     def lost(self, lane: str, count: int) -> None:
-        """``count`` events that were taken can never be stored; the caller declares the gap."""
+        """``count`` events that were taken can never be stored.
+
+        A gap of the blocks lane is declared like any other; for facts the caller declares it.
+        """
         with self._lock:
             self._dropped[lane] += count
             if lane == FACTS:
                 self._held -= count
+            else:
+                self._blocks_gap += count
 
     def discard(self, why: str = "") -> None:
         """Keep nothing from now on, and drop what waits.
@@ -209,11 +228,10 @@ class Outbox:
         with self._lock:
             self._keeping = False
             self._closed = why
-            waiting = sum(isinstance(item, Waiting) for item in self._facts)
-            self._dropped[FACTS] += waiting
-            self._held -= waiting
+            for lane in (FACTS, BLOCKS):
+                self._dropped[lane] = self._handed[lane] - self._stored[lane]
+            self._held = 0
             self._facts.clear()
-            self._dropped[BLOCKS] += len(self._blocks)
             self._blocks.clear()
 
     # --- inner -------------------------------------------------------------------------------

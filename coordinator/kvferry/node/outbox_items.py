@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from kvferry.core.events import (
@@ -12,6 +14,7 @@ from kvferry.core.events import (
     TransferFailed,
     Transferred,
 )
+from kvferry.node.settings import Identity
 
 
 class LaneCounts(msgspec.Struct, frozen=True):
@@ -75,3 +78,12 @@ class Hole:
         self.count += 1
         self.blind = True
         self.events.clear()
+
+
+class Rejoin(msgspec.Struct, frozen=True):
+    """From here on the facts belong to this identity."""
+
+    identity: Identity
+
+
+FactItem: TypeAlias = Waiting | Hole | Rejoin

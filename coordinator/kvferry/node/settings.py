@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry.ledger.credentials import without_secrets
+from kvferry.ledger.subjects import token
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +27,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_ca_file: str = ""
     tls_cert_file: str = ""
     tls_key_file: str = ""
-    inbox_prefix: str = ""
+    inbox_prefix: str = "_INBOX"
     """Where replies come to, for users whose permissions name one, as ``_INBOX.p0``."""
     connect_timeout_s: float = 5.0
     reconnect_min_s: float = 0.2
@@ -58,6 +60,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.node:
             raise ConfigError("option node is empty; give each engine a name, for example p0")
+        token(self.node, "node")
         for name in _POSITIVE:
             value = getattr(self, name)
             if not value > 0:
@@ -67,6 +70,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"option reconnect_max_s is {self.reconnect_max_s}, below reconnect_min_s "
                 f"{self.reconnect_min_s}; raise it"
             )
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"NodeSettings(node={self.node!r}, nats_url={without_secrets(self.nats_url)!r})"
 
 
 _POSITIVE = (
@@ -104,3 +111,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     version: str = ""
     role: str = ""
+
+    def __post_init__(self) -> None:
+        token(self.space, "space")
+        if not self.incarnation:
+            raise ConfigError("an identity needs the incarnation of its process, 16 hex digits")

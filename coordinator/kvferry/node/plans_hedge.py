@@ -1,0 +1,56 @@
+"""One question to several replicas: the first answer wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from kvferry.core.messages import PlanAnswer
+
+Call = Callable[[str], Coroutine[Any, Any, PlanAnswer | None]]
+"""Asks the replica of that name; None when it gives no answer."""
+
+
+class Hedge:
+    """Asks the best replica, a second one after a while, and the next one after a failure.
+
+    Attributes:
+        answer: the first answer, once there is one.
+    """
+
+    def __init__(self, call: Call, replicas: Sequence[str]) -> None:
+        self.answer: PlanAnswer | None = None
+        self._call = call
+        self._left = list(replicas)
+        self._running: set[asyncio.Task[PlanAnswer | None]] = set()
+
+    async def run(self, hedge_s: float) -> None:
+        """Return with :attr:`answer` set, or when every replica failed."""
+        self._ask_next()
+        hedged = False
+        while self._running:
+            patience_s = hedge_s if self._left and not hedged else None
+            ended, self._running = await asyncio.wait(
+                self._running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                hedged = True
+                self._ask_next()
+            for task in ended:
+                answer = task.result()
+                if answer is not None:
+                    self.answer = answer
+                    return
+                self._ask_next()
+
+    async def close(self) -> None:
+        """Stop asking; awaits every call that still runs."""
+        running, self._running = self._running, set()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _ask_next(self) -> None:
+        if self._left:
+            self._running.add(asyncio.create_task(self._call(self._left.pop(0))))
