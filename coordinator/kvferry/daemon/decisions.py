@@ -1,0 +1,219 @@
+"""The one writer of decisions: lead, decide, append after the predecessor, fold, then act."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from kvferry.core.commands import Command, TakeLead
+from kvferry.core.decide import Decision, decide
+from kvferry.core.effects import Effect
+from kvferry.core.envelope import Batch, Entry
+from kvferry.core.events import COORD, AnyEvent
+from kvferry.core.state import SpaceState
+from kvferry.daemon.projector import Projector
+from kvferry.daemon.standing import NotLeader, Standing
+from kvferry.errors import LedgerUnavailable, WrongLastSequence
+from kvferry.ledger.codec import encode
+from kvferry.ledger.subjects import coord_subject
+from kvferry.ports.log import LogPort
+
+log = logging.getLogger("kvferry.daemon")
+
+CONFLICTS_MAX = 8
+
+Perform = Callable[[Effect], Awaitable[None]]
+
+
+class Decider:
+    """Decides for spaces, one decision of a space at a time.
+
+    Each append names the last message of the space's coord subject that the state included when
+    the decision was made. So a decision that another replica overtook is never stored; it is
+    made again from what the ledger says then.
+    """
+
+    def __init__(
+        self,
+        log_port: LogPort,
+        projector: Projector,
+        standing: Standing,
+        perform: Perform,
+        *,
+        timeout_s: float,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.decided = 0
+        self.conflicts = 0
+        self._log = log_port
+        self._projector = projector
+        self._standing = standing
+        self._perform = perform
+        self._timeout_s = timeout_s
+        self._now_ms = now_ms
+        self._incarnation = secrets.token_hex(8)
+        # One sequence over all spaces: message ids carry no space, and the log would take two
+        # equal ones for the same message.
+        self._seq = itertools.count(1)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._held: dict[str, tuple[int, int]] = {}
+
+    def term(self) -> int:
+        """The highest term that this replica holds."""
+        return max((term for term, _ in self._held.values()), default=0)
+
+    def leads(self, space: str) -> bool:
+        """Whether this process leads the space as far as the state knows."""
+        held = self._held.get(space)
+        known = self._projector.state.spaces.get(space)
+        if held is None or known is None:
+            return False
+        return (known.term, known.leader) == (held[0], self._standing.replica)
+
+    async def lead(self, space: str) -> None:
+        """Take the lead of a space if it is not held yet.
+
+        Raises:
+            NotLeader: another replica holds it, or this one should not lead.
+            LedgerError: the ledger does not take it.
+        """
+        async with self._lock(space):
+            await self._bounded(self._retrying(space, None))
+
+    async def command(self, space: str, command: Command) -> Decision:
+        """Decide a command, store its events, and perform its effects.
+
+        Returns:
+            the decision as it was stored; without events if the state made the command moot.
+
+        Raises:
+            NotLeader: another replica holds the space, or this one should not lead.
+            LedgerError: the ledger does not take it; it may be stored all the same.
+        """
+        async with self._lock(space):
+            decision = await self._bounded(self._retrying(space, command))
+        for effect in decision.effects:
+            await self._perform(effect)
+        return decision
+
+    async def react(self, command: Command) -> None:
+        """Perform the effects of a command that needs no record, such as a heartbeat."""
+        for effect in decide(self._projector.state, command, self._now_ms()).effects:
+            await self._perform(effect)
+
+    def _lock(self, space: str) -> asyncio.Lock:
+        return self._locks.setdefault(space, asyncio.Lock())
+
+    async def _bounded(self, work: Awaitable[Decision]) -> Decision:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await work
+        except TimeoutError:
+            raise LedgerUnavailable(
+                f"the decision was not stored and folded within {self._timeout_s:g} s; check the "
+                "ledger with `kvferry doctor`"
+            ) from None
+
+    async def _retrying(self, space: str, command: Command | None) -> Decision:
+        for _ in range(CONFLICTS_MAX):
+            try:
+                await self._hold(space)
+                if command is None:
+                    return Decision()
+                decision = decide(self._projector.state, command, self._now_ms())
+                events = tuple(event for _, event in decision.events)
+                if events:
+                    await self._append(space, self._held[space][0], events)
+                return decision
+            except WrongLastSequence:
+                self.conflicts += 1
+                log.info("another coordinator wrote for space %s first; deciding afresh", space)
+            except BaseException:
+                # What was stored is not known: the next decision looks before it writes.
+                self._forget(space)
+                raise
+        raise NotLeader(self._space(space).leader)
+
+    async def _hold(self, space: str) -> None:
+        """Lead the space with a state that includes every decision for it.
+
+        Raises:
+            NotLeader, LedgerError
+        """
+        if not self._standing.leading:
+            rival = self._standing.rival()
+            raise NotLeader(rival.replica if rival is not None else "")
+        if self.leads(space) and self._held[space][1] > 0:
+            return
+        last = await self._log.last_of_subject(coord_subject(space))
+        seq = last.seq if last is not None else 0
+        await self._projector.reached(seq, self._timeout_s)
+        if self.leads(space):
+            self._held[space] = (self._held[space][0], seq)
+            return
+        known = self._space(space)
+        held = self._held.pop(space, None)
+        if held is not None and known.leader == self._standing.replica:
+            self._standing.leading = False
+            log.error(
+                "another coordinator also calls itself %s and took space %s; give each its own "
+                "--replica name, this one stands by",
+                self._standing.replica,
+                space,
+            )
+        if not self._standing.may_take(known.leader):
+            raise NotLeader(known.leader)
+        await self._elect(space, seq)
+
+    async def _elect(self, space: str, last: int) -> None:
+        decision = decide(
+            self._projector.state,
+            TakeLead(space=space, replica=self._standing.replica),
+            self._now_ms(),
+        )
+        events = tuple(event for _, event in decision.events)
+        term = self._space(space).term + 1
+        self._held[space] = (term, last)
+        await self._append(space, term, events)
+        log.info("leading space %s with term %d", space, term)
+
+    async def _append(self, space: str, term: int, events: tuple[AnyEvent, ...]) -> None:
+        """Store events after the predecessor and fold up to them."""
+        first = next(self._seq)
+        for _ in events[1:]:
+            next(self._seq)
+        wall_ms = self._now_ms()
+        batch = Batch(
+            space=space,
+            node=self._standing.replica,
+            incarnation=self._incarnation,
+            epoch=term,
+            lane=COORD,
+            seq=first,
+            entries=tuple(Entry(event=event, wall_ms=wall_ms) for event in events),
+        )
+        try:
+            seq = await self._log.append(
+                coord_subject(space),
+                encode(batch),
+                message_id=batch.message_id,
+                expected_last=self._held[space][1],
+            )
+        except WrongLastSequence:
+            self._forget(space)
+            raise
+        self._held[space] = (term, seq)
+        await self._projector.reached(seq, self._timeout_s)
+        self.decided += len(events)
+
+    def _forget(self, space: str) -> None:
+        """Look again before the next decision; the term stays, to know a namesake's from ours."""
+        if space in self._held:
+            self._held[space] = (self._held[space][0], 0)
+
+    def _space(self, name: str) -> SpaceState:
+        return self._projector.state.spaces.get(name) or SpaceState()

@@ -1,0 +1,123 @@
+"""Which coordinator should lead: who was heard, and whose turn it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from kvferry.core.messages import Announce
+from kvferry.errors import KVFerryError
+from kvferry.ports.log import Reply
+
+log = logging.getLogger("kvferry.daemon")
+
+OTHERS_MAX = 64
+_ANNOUNCES = msgspec.msgpack.Decoder(Announce)
+
+
+class NotLeader(KVFerryError):
+    """Another coordinator decides, or nobody may yet.
+
+    Attributes:
+        leader: its name; empty while it is not settled.
+    """
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(
+            f"coordinator {leader} leads" if leader else "no coordinator leads yet; ask again"
+        )
+        self.leader = leader
+
+
+class Standing:
+    """This replica among the others.
+
+    Only a wish: what fences is the order of the coord subject in the ledger. Standing keeps
+    healthy replicas from taking it from each other in turns.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        takeover_after_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.replica = replica
+        self.leading = False
+        self._takeover_after_s = takeover_after_s
+        self._clock = clock
+        self._listening_since = clock()
+        self._others: dict[str, tuple[Announce, float]] = {}
+
+    async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
+        """One announcement from the bus."""
+        try:
+            self.heard(_ANNOUNCES.decode(data))
+        except msgspec.DecodeError as error:
+            log.warning("an announcement cannot be read: %s", error)
+
+    def heard(self, announce: Announce) -> None:
+        """Another replica is alive, or it was our own echo."""
+        if announce.replica == self.replica:
+            return
+        self._others.pop(announce.replica, None)
+        self._others[announce.replica] = (announce, self._clock())
+        if len(self._others) > OTHERS_MAX:
+            del self._others[next(iter(self._others))]
+
+    def restart(self) -> None:
+        """Nothing could be heard for a while: listen for a full period again before taking over."""
+        self._listening_since = self._clock()
+
+    def others(self) -> list[Announce]:
+        """Replicas that were heard within the takeover time."""
+        since = self._clock() - self._takeover_after_s
+        return [announce for announce, at in self._others.values() if at >= since]
+
+    def rival(self) -> Announce | None:
+        """The other replica that leads by right of the highest term, if one is alive."""
+        leaders = [one for one in self.others() if one.leader]
+        return max(leaders, key=_rank, default=None)
+
+    def update(self, term: int, *, fresh: bool) -> bool:
+        """Look again whether this replica should lead; called each tick.
+
+        Args:
+            term: the highest term that this replica holds in any space.
+            fresh: no space has had a leader yet, so nobody has to be waited for.
+        """
+        rival = self.rival()
+        if self.leading:
+            if rival is not None and _rank(rival) > (term, self.replica):
+                log.info(
+                    "coordinator %s leads with term %d; standing by", rival.replica, rival.term
+                )
+                self.leading = False
+        elif rival is None and (fresh or self.listened()):
+            log.info("no other coordinator leads; %s takes over", self.replica)
+            self.leading = True
+        return self.leading
+
+    def listened(self) -> bool:
+        """Whether silence has lasted long enough to mean something."""
+        return self._clock() - self._listening_since >= self._takeover_after_s
+
+    def may_take(self, holder: str) -> bool:
+        """Whether a space that ``holder`` leads may be taken from it."""
+        if not self.leading:
+            return False
+        if holder in ("", self.replica):
+            return True
+        heard = self._others.get(holder)
+        if heard is None:
+            return self.listened()
+        announce, at = heard
+        return not announce.leader or self._clock() - at >= self._takeover_after_s
+
+
+def _rank(announce: Announce) -> tuple[int, str]:
+    return (announce.term, announce.replica)

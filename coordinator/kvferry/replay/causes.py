@@ -1,0 +1,133 @@
+"""Why a request reused nothing, in plain words, and what an operator can do about it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """The meaning of one miss word."""
+
+    word: str
+    meaning: str
+    cure: str
+
+
+_CAUSES: dict[str, tuple[str, str]] = {
+    "nothing_held": (
+        "no other node of the space offered any prefix of this prompt",
+        "normal for a first turn; if it is a later one, look with `kvferry explain` whether the "
+        "turn before left an offer, and give the node that held it more KV blocks if not",
+    ),
+    "diverged": (
+        "the prompt differs from what is held from that token on, so only the part before it "
+        "could be shared",
+        "keep earlier turns byte for byte: edited history, stripped reasoning and timestamps in "
+        "the system prompt end the common prefix",
+    ),
+    "node_left": (
+        "the node that held the prefix was declared gone",
+        "look at that node's process and log; `kvferry status` says when it fell silent",
+    ),
+    "space_mismatch": (
+        "the two nodes do not hold interchangeable KV",
+        "`kvferry doctor` names the components that differ; start both engines with the same "
+        "model, revision, dtypes, block size and PYTHONHASHSEED",
+    ),
+    "bad_hint": (
+        "the hint in the request was malformed or not signed with the cluster key",
+        "give every node and router the same key file, and do not let clients send "
+        "kv_transfer_params",
+    ),
+    "expired_hint": (
+        "the hint was older than its expiry",
+        "the next turn came later than hints live; a plan is asked for instead when a "
+        "coordinator runs, so start one with `kvferry up` or `kvferry coordinator`",
+    ),
+    "not_offered": (
+        "the source no longer held the blocks when it was asked",
+        "the engine reused the memory: give the source more KV blocks or a larger lease budget",
+    ),
+    "too_dear": (
+        "moving the blocks was predicted to take longer than computing them again",
+        "nothing to do if the prediction is right; compare predicted_ms with recompute_ms in "
+        "`kvferry explain`, and look at the link's rate in `kvferry status` if it is not",
+    ),
+    "too_short": (
+        "the shareable prefix was shorter than the least that is worth a transfer",
+        "nothing to do; a short prefix is computed faster than it is moved",
+    ),
+    "paused": (
+        "reuse is paused for this node or its space",
+        "`kvferry resume` puts it back in force",
+    ),
+    "observe": (
+        "the node observes only: it records what it would have pulled and pulls nothing",
+        "`kvferry resume` lets it pull",
+    ),
+    "plan_late": (
+        "the coordinator did not answer within the plan's deadline",
+        "look at the coordinator's lag in `kvferry status`; give it a core of its own, or let "
+        "the router pass hints so that no plan is needed",
+    ),
+    "no_coordinator": (
+        "there was no hint, and no coordinator could be asked",
+        "start one with `kvferry up` or `kvferry coordinator`, and check the NATS url that the "
+        "engine was given",
+    ),
+    "peer_unreachable": (
+        "the source could not be reached over its peer address",
+        "check that its peer port is open from the target (`kvferry doctor` tries it) and that "
+        "the advertised address is the one others can reach",
+    ),
+    "unshareable": (
+        "the request's KV must not be shared, or its model layout cannot be",
+        "the node's warnings in `kvferry status` say what limits it",
+    ),
+    "policy_unset": (
+        "the engine's policy for failed loads does not allow a pull",
+        "set kv_load_failure_policy to recompute in the engine's kv-transfer-config",
+    ),
+    "outbox_full": (
+        "the node had too many facts waiting for the ledger, so it started no transfer",
+        "NATS is slow or gone: `kvferry doctor` tells which",
+    ),
+    "local": (
+        "the engine's own cache already held all that could be shared",
+        "nothing to do: this is the best case",
+    ),
+    "not_joined": (
+        "the coordinator does not know the node that asked, or knows it as gone",
+        "it heals by itself when the node's facts arrive; if it stays, check the node's NATS url "
+        "and permissions",
+    ),
+    "reuse_off": (
+        "the request itself asked for no reuse",
+        "send it without the x-kvferry-reuse header",
+    ),
+    "prefill_down": (
+        "no prefill engine answered, so the decode engine computed the prompt",
+        "look at the prefill engines' health",
+    ),
+}
+
+
+def cause(miss: str) -> Cause:
+    """The meaning and the cure of a miss word such as ``too_dear`` or ``diverged@1536``."""
+    word, _, at = miss.partition("@")
+    known = _CAUSES.get(word)
+    if known is None:
+        return Cause(
+            word=miss,
+            meaning=f"the recorded cause is {miss!r}, which this version does not know",
+            cure="read the ledger with the kvferry version that wrote it, or newer",
+        )
+    meaning, cure = known
+    if word == "diverged" and at:
+        meaning = meaning.replace("that token", f"token {at}")
+    return Cause(word=miss, meaning=meaning, cure=cure)
+
+
+def words() -> frozenset[str]:
+    """Every miss word that has a meaning."""
+    return frozenset(_CAUSES)

@@ -1,0 +1,122 @@
+"""One line that says how a request came to its KV, and what to do if it reused nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvferry.core.events import (
+    AnyEvent,
+    Requested,
+    RequestEnded,
+    TransferFailed,
+    Transferred,
+)
+from kvferry.replay.causes import cause
+
+_FAILURES: dict[str, str] = {
+    "void": "the source had reused a block before the read was settled",
+    "digest": "bytes arrived that differ from what the source sent",
+    "refused": "the source refused",
+    "unreachable": "the source could not be reached",
+    "deadline": "it took longer than its deadline",
+    "aborted": "the request was aborted",
+    "node_left": "the target was declared gone",
+    "lost": "its outcome was lost with the target's record",
+    "unused": "the scheduler took fewer tokens than were offered",
+    "error": "the data plane failed",
+}
+
+
+def conclude(events: Sequence[tuple[str, AnyEvent]]) -> tuple[str, str]:
+    """What became of a request, and the cure where something is amiss.
+
+    Args:
+        events: (node, event) pairs of the story, in order.
+
+    Returns:
+        (conclusion, cure); the cure is empty when there is nothing to cure.
+    """
+    lines: list[str] = []
+    cures: list[str] = []
+    told: set[str] = set()
+    for node, event in events:
+        if isinstance(event, RequestEnded):
+            told.add(event.request)
+            line, cure = _ended(node, event, events)
+            lines.append(line)
+            cures.append(cure)
+    for node, event in events:
+        # A request that has not ended yet still has its choice on record.
+        if isinstance(event, Requested) and event.request not in told:
+            told.add(event.request)
+            line, cure = _running(node, event)
+            lines.append(line)
+            cures.append(cure)
+    if not lines:
+        return (
+            "the request's end is not in the ledger: it still runs, its node left, or the record "
+            "was dropped by the ledger's limits",
+            "",
+        )
+    return "; ".join(lines), " ".join(dict.fromkeys(cure for cure in cures if cure))
+
+
+def _ended(
+    node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
+) -> tuple[str, str]:
+    parts = f"{node} answered a prompt of {event.prompt_tokens} tokens: "
+    if event.pulled_tokens:
+        took = _moved(event.request, events)
+        return (
+            f"{parts}{event.pulled_tokens} pulled from {event.source or 'another node'}{took}, "
+            f"{event.local_tokens} from its own cache, {event.computed_tokens} computed",
+            "",
+        )
+    own = f"{event.local_tokens} from its own cache, {event.computed_tokens} computed; "
+    failed = [
+        one for _, one in events if isinstance(one, TransferFailed) and one.request == event.request
+    ]
+    if failed:
+        last = failed[-1]
+        why = _FAILURES.get(last.reason, last.reason)
+        detail = f" ({last.detail})" if last.detail else ""
+        return (
+            f"{parts}{own}a transfer from {last.source} failed at {last.stage}: {why}{detail}",
+            "the request was answered all the same; look at the source's log if it happens again",
+        )
+    miss = event.miss or _miss_of(event.request, events)
+    if miss:
+        known = cause(miss)
+        return f"{parts}{own}nothing was pulled because {known.meaning}", known.cure
+    return f"{parts}{own}nothing had to be pulled", ""
+
+
+def _running(node: str, event: Requested) -> tuple[str, str]:
+    if event.transfer:
+        return (
+            f"{node} wanted {event.wanted} blocks and pulls from {event.source} "
+            f"(by {event.basis or 'plan'}, {event.granted} granted); its end is not on record yet",
+            "",
+        )
+    known = cause(event.miss)
+    return (
+        f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}; its end "
+        "is not on record yet",
+        known.cure,
+    )
+
+
+def _moved(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
+    for _, one in events:
+        if isinstance(one, Transferred) and one.request == request:
+            return f" over {one.backend} in {one.total_ms:.0f} ms"
+    return ""
+
+
+def _miss_of(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
+    misses = [
+        one.miss
+        for _, one in events
+        if isinstance(one, Requested) and one.request == request and one.miss
+    ]
+    return misses[-1] if misses else ""
