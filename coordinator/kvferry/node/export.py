@@ -35,8 +35,8 @@ class ExportTable:
 
     ``target`` is always the authenticated name of the asking node; ``client`` tells the
     processes of that node apart (its scheduler and its workers have a session each).
-    Messages may be repeated: a repetition gets the same answer. Every pin, granted or refused
-    as ``not_held``, is reported to ``on_pin_ended`` exactly once, outside the lock.
+    Messages may be repeated: a repetition gets the same answer. Every pin is reported to
+    ``on_pin_ended`` exactly once, outside the lock, and so is each refusal ``not_held``.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ExportTable:
     def held(self, hashes: Sequence[bytes]) -> int:
         """How many blocks the longest offered prefix of ``hashes`` has."""
         with self._lock:
-            return len(self._offers.prefix(hashes, None))
+            return self._offers.held(hashes)
 
     def offered(self) -> int:
         """How many blocks are offered."""
@@ -167,8 +167,9 @@ class ExportTable:
     def pin(self, target: str, frame: Pin, *, client: str = "") -> Granted | Refused:
         """Grant the longest offered prefix of the frame's hashes, for a time.
 
-        A repeated pin gets the same answer and keeps the pin as a renewal would; whether the
-        blocks are still what they were is said by ``done``.
+        A repeated message gets the same answer and keeps the pin as a renewal would; whether the
+        blocks are still what they were is said by ``done``. A message about other blocks of the
+        same transfer gets a grant for these, and ``done`` then answers for all.
         """
         with self._operation() as now_s:
             return self._desk.pin(target, frame, client, now_s)

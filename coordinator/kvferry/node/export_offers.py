@@ -8,7 +8,7 @@ reuse that happened before it. All but ``reused`` need the export table's lock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 QUEUED_MAX = 4096
 """Reuses that wait to be taken in before :meth:`Offers.reused` says so."""
@@ -86,20 +86,27 @@ class Offers:
         self._changes += 1
         self._cleared_at = self._changes
 
-    def prefix(self, hashes: Sequence[bytes], check: Check | None) -> list[int]:
-        """The blocks of the longest offered prefix, as far as ``check`` agrees."""
+    def held(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks the longest offered prefix has."""
         self.settle()
-        found: list[int] = []
+        count = 0
         for chain in hashes:
-            block = self._block_of.get(chain)
-            if block is None:
+            if chain not in self._block_of:
                 break
-            if check is not None and check(block) != chain:
-                # The engine changed the block and did not say so.
-                self._change(block)
-                break
-            found.append(block)
-        return found
+            count += 1
+        return count
+
+    def find(self, chain: bytes, check: Check | None) -> int | None:
+        """The block that is offered under this hash, if ``check`` agrees.
+
+        Whoever grants it must have settled and marked before.
+        """
+        block = self._block_of.get(chain)
+        if block is not None and check is not None and check(block) != chain:
+            # The engine changed the block and did not say so.
+            self._change(block)
+            return None
+        return block
 
     def watch(self, watched: bool) -> None:
         """Pins stand (or none do): remember (or forget) when each block changed."""
@@ -107,12 +114,13 @@ class Offers:
         if not watched:
             self._changed_at.clear()
 
-    def mark(self) -> int:
-        """The count of changes so far."""
+    def settled_mark(self) -> int:
+        """The count of changes, after every reuse so far was taken in."""
+        self.settle()
         return self._changes
 
-    def unchanged_since(self, mark: int, blocks: Sequence[int]) -> bool:
-        """Did none of the blocks change since :meth:`mark` gave ``mark``?
+    def unchanged_since(self, mark: int, blocks: Iterable[int]) -> bool:
+        """Did none of the blocks change since :meth:`settled_mark` gave ``mark``?
 
         Only for marks taken since pins are watched.
         """

@@ -5,7 +5,7 @@ No lock and no clock in here: the export table calls it under its own lock with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,6 +18,8 @@ from kvferry.node.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Rene
 RANKS_MAX = 1024
 TRANSFER_CHARS_MAX = 256
 TOMBSTONES_PER_PIN = 8
+ANSWERS_MAX = 64
+"""Different pin messages of one transfer whose answers are kept for repetitions."""
 
 
 class RankEndpoint(msgspec.Struct, frozen=True):
@@ -86,15 +88,40 @@ class PinDesk:
         """End every pin and grant none any more."""
         self.ranks = ()
         for pin in list(self._book.open.values()):
-            self._end(pin, "closed", now_s, "the node stops")
+            self._end(pin, "close", now_s, "the node stops")
 
     def pin(self, target: str, frame: Pin, client: str, now_s: float) -> Granted | Refused:
-        pin = self._book.open.get((target, frame.transfer))
+        """Open a pin, or answer another message about one that stands.
+
+        The scheduler of a target pins a whole prompt and each of its workers the part that it
+        reads, under one transfer: a standing pin grows by what it does not hold yet.
+        """
+        key = (target, frame.transfer)
+        pin = self._book.open.get(key)
+        refusal = self._malformed(frame) or (self._refusal(key) if pin is None else None)
+        if refusal is not None:
+            return refusal
         if pin is None:
-            return self._first_pin((target, frame.transfer), frame, client, now_s)
+            pin = OpenPin(
+                key,
+                mark=self._offers.settled_mark(),
+                expires_ms=self._wall_ms() + self._pin_ms_max,
+                opened_s=now_s,
+                last_s=now_s + self._pin_ms_max / 1000,
+            )
+        asked = (frame.start, len(frame.hashes), frame.hashes[-1] if frame.hashes else b"")
+        granted = pin.granted.get(asked) or self._grant(pin, frame)
+        if granted is None:
+            return self._not_held(pin)
+        self._book.open[key] = pin
+        self._offers.watch(True)
+        if len(pin.granted) < ANSWERS_MAX:
+            pin.granted[asked] = granted
         pin.holders.add(client)
+        pin.ranks = max(pin.ranks, frame.ranks)
         pin.renew(now_s, frame.deadline_ms)
-        return pin.granted
+        self._next_deadline_s = min(self._next_deadline_s, pin.deadline_s)
+        return granted
 
     def renew(self, target: str, frame: Renew, now_s: float) -> Ok | Refused:
         pin = self._book.open.get((target, frame.transfer))
@@ -122,7 +149,7 @@ class PinDesk:
         if pin is not None:
             self._end(pin, "abort", now_s, frame.why)
         elif self._book.ended(key) is None:
-            self._book.bury(key, now_s)
+            self._book.bury(key, "abort", now_s)
         return Ok()
 
     def live(self, target: str, frame: Live, client: str, now_s: float) -> Ok:
@@ -132,40 +159,19 @@ class PinDesk:
                 continue
             pin.holders.discard(client)
             if not pin.holders:
-                self._end(pin, "closed", now_s, "not live after a reconnect")
+                self._end(pin, "close", now_s, "not live after a reconnect")
         return Ok()
 
-    def _first_pin(self, key: PinKey, frame: Pin, client: str, now_s: float) -> Granted | Refused:
-        refusal = self._refusal(key, frame)
-        if refusal is not None:
-            return refusal
-        blocks = self._offers.prefix(frame.hashes, self.check)
-        if not blocks:
-            return self._not_held(key, now_s)
-        pin = OpenPin(
-            key,
-            self._grant(frame, blocks),
-            frame.hashes[: len(blocks)],
-            mark=self._offers.mark(),
-            ranks=frame.ranks,
-            opened_s=now_s,
-            last_s=now_s + self._pin_ms_max / 1000,
-        )
-        pin.renew(now_s, frame.deadline_ms)
-        pin.holders.add(client)
-        self._book.open[key] = pin
-        self._offers.watch(True)
-        self._next_deadline_s = min(self._next_deadline_s, pin.deadline_s)
-        return pin.granted
-
-    def _refusal(self, key: PinKey, frame: Pin) -> Refused | None:
+    def _malformed(self, frame: Pin) -> Refused | None:
         if not 0 < len(frame.transfer) <= TRANSFER_CHARS_MAX or not 0 < frame.ranks <= RANKS_MAX:
             return Refused(reason="protocol", detail="transfer id or ranks out of range")
         if frame.incarnation and frame.incarnation != self._incarnation:
             return Refused(reason="incarnation", detail=f"{self._incarnation} lives now")
-        ended = self._book.ended(key)
-        if ended is not None:
-            return ended.refusal
+        return None
+
+    def _refusal(self, key: PinKey) -> Refused | None:
+        if self._book.ended(key) is not None:
+            return Refused(reason="ended")
         if not self.ranks:
             return Refused(reason="not_ready")
         if self.paused:
@@ -174,49 +180,55 @@ class PinDesk:
             return Refused(reason="busy", detail=f"{self.pins} pins stand")
         return None
 
-    def _not_held(self, key: PinKey, now_s: float) -> Refused:
-        """Refuse, and remember it: another attempt is another transfer."""
-        refusal = Refused(reason="not_held")
-        self._book.bury(key, now_s, refusal=refusal)
-        self.ended.append(
-            PinEnded(transfer=key[1], target=key[0], granted=0, how="refused", detail="not_held")
-        )
-        return refusal
+    def _not_held(self, pin: OpenPin) -> Refused:
+        if not pin.held:
+            target, transfer = pin.key
+            self.ended.append(
+                PinEnded(
+                    transfer=transfer, target=target, granted=0, how="refused", detail="not_held"
+                )
+            )
+        return Refused(reason="not_held")
 
-    def _grant(self, frame: Pin, blocks: Sequence[int]) -> Granted:
+    def _grant(self, pin: OpenPin, frame: Pin) -> Granted | None:
+        """The longest prefix that the pin holds already or that is offered; None for none."""
+        blocks: list[int] = []
+        for chain in frame.hashes:
+            block = pin.held.get(chain)
+            if block is None:
+                block = self._offers.find(chain, self.check)
+            if block is None:
+                break
+            blocks.append(block)
+        if not blocks:
+            return None
+        pin.held.update(zip(frame.hashes, blocks, strict=False))
         packed = pack_blocks(blocks)
-        # The pin may be renewed to its last moment, and the grant must serve until then.
-        expires_ms = self._wall_ms() + self._pin_ms_max
         return Granted(
             transfer=frame.transfer,
             incarnation=self._incarnation,
             blocks=tuple(blocks),
             deadline_ms=min(max(1, frame.deadline_ms), self._pin_ms_max),
             grants=tuple(
-                sign_grant(rank.key, frame.transfer, packed, expires_ms) for rank in self.ranks
+                sign_grant(rank.key, frame.transfer, packed, pin.expires_ms) for rank in self.ranks
             ),
             backends=tuple(rank.backends for rank in self.ranks),
         )
 
     def _intact(self, pin: OpenPin) -> bool:
-        blocks = pin.granted.blocks
-        if not self._offers.unchanged_since(pin.mark, blocks):
+        if not self._offers.unchanged_since(pin.mark, pin.held.values()):
             return False
         check = self.check
-        return check is None or all(map(_same, map(check, blocks), pin.hashes))
+        return check is None or all(check(block) == chain for chain, block in pin.held.items())
 
     def _late_done(self, key: PinKey, frame: Done, now_s: float) -> bool:
         ended = self._book.ended(key)
         if ended is None:
-            self._book.bury(key, now_s)
+            self._book.bury(key, "done", now_s)
             return False
         return ended.answers.get(frame.rank, False)
 
-    def _end(self, pin: OpenPin, how: str, now_s: float, detail: str = "") -> None:
-        self.ended.append(self._book.end(pin, how, now_s, detail))
+    def _end(self, pin: OpenPin, event: str, now_s: float, detail: str = "") -> None:
+        self.ended.append(self._book.end(pin, event, now_s, detail))
         if not self._book.open:
             self._offers.watch(False)
-
-
-def _same(present: bytes | None, promised: bytes) -> bool:
-    return present == promised

@@ -168,9 +168,9 @@ class PeerServer:
             hello = admit(stream, self._key, self._identity)
             who = f"node {hello.node}"
             self._answer_all(stream, hello)
-        except PeerUnreachable as error:
+        except PeerError as error:
             log.debug("the session of %s ended: %s", who, error)
-        except (PeerError, CodecError) as error:
+        except CodecError as error:
             log.warning("the session of %s was ended: %s", who, error)
         except Exception:
             log.exception("the session of %s failed", who)

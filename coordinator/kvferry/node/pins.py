@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+import time
 from collections.abc import Sequence
 
 BLOCK_ID_BYTES = 4
@@ -44,14 +45,16 @@ def sign_grant(key: bytes, transfer: str, packed_blocks: bytes, expires_ms: int)
 
 
 def verify_grant(
-    key: bytes, transfer: str, grant: bytes, packed_blocks: bytes, now_ms: int
+    key: bytes, transfer: str, grant: bytes, packed_blocks: bytes, now_ms: int | None = None
 ) -> bool:
-    """Does this grant allow the blocks to be sent at ``now_ms`` (Unix)? Never raises."""
+    """Does this grant allow the blocks to be sent at ``now_ms`` (Unix; now)? Never raises."""
     if len(grant) != _END.size + _MAC_BYTES:
         return False
     end, mac = grant[: _END.size], grant[_END.size :]
     if not hmac.compare_digest(mac, _mac(key, transfer, end, packed_blocks)):
         return False
+    if now_ms is None:
+        now_ms = time.time_ns() // 1_000_000
     return int(_END.unpack(end)[0]) > now_ms
 
 

@@ -6,10 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from kvferry.core.events import PinEnded
-from kvferry.node.wire import Granted, Refused
+from kvferry.core.transfer import PIN_HOW, PIN_TABLE, UNKNOWN, step
+from kvferry.node.wire import Granted
 
 PinKey = tuple[str, str]
 """(target, transfer): a node can name only its own pins."""
+
+Pinned = tuple[int, int, bytes]
+"""What a pin message asked for: start, count and last chain hash, which commits to the others."""
 
 
 class OpenPin:
@@ -18,7 +22,10 @@ class OpenPin:
     Attributes:
         mark: the table's count of changes when the pin was granted; a block that changed later
             makes the pin void.
-        last_s: no renewal reaches beyond this moment of the table's clock.
+        expires_ms: end of every grant of this pin, Unix; no renewal reaches beyond it.
+        last_s: the same moment on the table's clock.
+        held: chain hash to block, of every block granted so far.
+        granted: what each pin message was answered, so that a repetition gets the same.
         answers: what each target rank that said done was told.
         holders: the peer clients that asked for it (a scheduler and its workers ask each).
     """
@@ -26,40 +33,37 @@ class OpenPin:
     __slots__ = (
         "answers",
         "deadline_s",
+        "expires_ms",
         "granted",
-        "hashes",
+        "held",
         "holders",
         "key",
         "last_s",
         "mark",
         "opened_s",
+        "phase",
         "ranks",
     )
 
     def __init__(
-        self,
-        key: PinKey,
-        granted: Granted,
-        hashes: tuple[bytes, ...],
-        *,
-        mark: int,
-        ranks: int,
-        opened_s: float,
-        last_s: float,
+        self, key: PinKey, *, mark: int, expires_ms: int, opened_s: float, last_s: float
     ) -> None:
         self.key = key
-        self.granted = granted
-        self.hashes = hashes
+        self.phase = step(PIN_TABLE, UNKNOWN, "pin")
         self.mark = mark
-        self.ranks = ranks
+        self.expires_ms = expires_ms
         self.opened_s = opened_s
         self.deadline_s = opened_s
         self.last_s = last_s
+        self.ranks = 1
+        self.held: dict[bytes, int] = {}
+        self.granted: dict[Pinned, Granted] = {}
         self.answers: dict[int, bool] = {}
         self.holders: set[str] = set()
 
     def renew(self, now_s: float, deadline_ms: int) -> None:
         """Keep the pin for ``deadline_ms`` from now, within its last moment; never shorten it."""
+        self.phase = step(PIN_TABLE, self.phase, "renew")
         wanted_s = min(now_s + max(1, deadline_ms) / 1000, self.last_s)
         self.deadline_s = max(self.deadline_s, wanted_s)
 
@@ -67,10 +71,10 @@ class OpenPin:
 class EndedPin:
     """A tombstone: what late messages about a transfer are told until ``until_s``."""
 
-    __slots__ = ("answers", "refusal", "until_s")
+    __slots__ = ("answers", "phase", "until_s")
 
-    def __init__(self, refusal: Refused, answers: dict[int, bool], until_s: float) -> None:
-        self.refusal = refusal
+    def __init__(self, phase: str, answers: dict[int, bool], until_s: float) -> None:
+        self.phase = phase
         self.answers = answers
         self.until_s = until_s
 
@@ -100,34 +104,33 @@ class PinBook:
     def ended(self, key: PinKey) -> EndedPin | None:
         return self._ended.get(key)
 
-    def bury(
-        self,
-        key: PinKey,
-        now_s: float,
-        *,
-        refusal: Refused | None = None,
-        answers: dict[int, bool] | None = None,
-    ) -> None:
-        """Remember that this transfer is over; a later pin gets ``refusal``."""
-        self._ended.pop(key, None)
-        self._ended[key] = EndedPin(
-            refusal or Refused(reason="ended"), answers or {}, now_s + self._tombstone_s
-        )
-        while len(self._ended) > self._tombstones_max:
-            self._ended.popitem(last=False)
+    def bury(self, key: PinKey, message: str, now_s: float) -> None:
+        """Remember that an unknown transfer is over (``message`` is ``done`` or ``abort``)."""
+        self._bury(key, step(PIN_TABLE, UNKNOWN, message), {}, now_s)
 
-    def end(self, pin: OpenPin, how: str, now_s: float, detail: str = "") -> PinEnded:
-        """Close an open pin: the one place where a pin ends."""
+    def end(self, pin: OpenPin, event: str, now_s: float, detail: str = "") -> PinEnded:
+        """Close an open pin: the one place where a pin ends.
+
+        ``event`` is ``intact``, ``void``, ``abort``, ``deadline`` or ``close``.
+        """
+        pin.phase = step(PIN_TABLE, pin.phase, event)
         del self.open[pin.key]
-        self.bury(pin.key, now_s, answers=pin.answers)
+        self._bury(pin.key, pin.phase, pin.answers, now_s)
+        target, transfer = pin.key
         return PinEnded(
-            transfer=pin.granted.transfer,
-            target=pin.key[0],
-            granted=len(pin.granted.blocks),
-            how=how,
+            transfer=transfer,
+            target=target,
+            granted=len(pin.held),
+            how=PIN_HOW[pin.phase],
             held_ms=(now_s - pin.opened_s) * 1000,
             detail=detail,
         )
+
+    def _bury(self, key: PinKey, phase: str, answers: dict[int, bool], now_s: float) -> None:
+        self._ended.pop(key, None)
+        self._ended[key] = EndedPin(phase, answers, now_s + self._tombstone_s)
+        while len(self._ended) > self._tombstones_max:
+            self._ended.popitem(last=False)
 
     def overdue(self, now_s: float) -> list[OpenPin]:
         return [pin for pin in self.open.values() if pin.deadline_s <= now_s]
@@ -149,5 +152,5 @@ def blocks_of(pins: Iterable[OpenPin]) -> set[int]:
     """The distinct blocks that the pins hold."""
     held: set[int] = set()
     for pin in pins:
-        held.update(pin.granted.blocks)
+        held.update(pin.held.values())
     return held

@@ -9,6 +9,7 @@ is trusted not to alter a standing connection.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import time
 from typing import TypeVar
@@ -19,6 +20,8 @@ from kvferry.errors import CodecError, PeerRefused, PeerUnreachable
 from kvferry.node.keys import derive
 from kvferry.node.session_frames import FrameSocket
 from kvferry.node.wire import PROTOCOL, AnyFrame, Challenge, Hello, Proof, Refused, Welcome
+
+log = logging.getLogger("kvferry.session")
 
 NONCE_BYTES = 32
 HANDSHAKE_S = 5.0
@@ -85,7 +88,8 @@ def admit(stream: FrameSocket, key: bytes, identity: PeerIdentity) -> Hello:
     deadline_s = time.monotonic() + HANDSHAKE_S
     hello = _expect(stream, Hello, deadline_s)
     if hello.protocol != PROTOCOL:
-        raise _refuse(stream, deadline_s, "protocol", f"{hello.protocol} here, {PROTOCOL} there")
+        versions = f"{hello.protocol} here, {PROTOCOL} there"
+        raise _refuse(stream, hello, deadline_s, "protocol", versions)
     if len(hello.nonce) != NONCE_BYTES:
         raise CodecError(f"a nonce of {len(hello.nonce)} bytes instead of {NONCE_BYTES}")
     draft = Challenge(
@@ -99,9 +103,10 @@ def admit(stream: FrameSocket, key: bytes, identity: PeerIdentity) -> Hello:
     _send(stream, challenge, deadline_s)
     proof = _expect(stream, Proof, deadline_s)
     if not hmac.compare_digest(proof.proof, _proof(key, "client", hello, challenge)):
-        raise _refuse(stream, deadline_s, "bad_key", _OTHER_KEY)
+        raise _refuse(stream, hello, deadline_s, "bad_key", _OTHER_KEY)
     if hello.space != identity.space:
-        raise _refuse(stream, deadline_s, "space_mismatch", describe_mismatch(hello, identity))
+        differing = describe_mismatch(hello, identity)
+        raise _refuse(stream, hello, deadline_s, "space_mismatch", differing)
     _send(stream, Welcome(), deadline_s)
     return hello
 
@@ -144,7 +149,12 @@ def _proof(key: bytes, side: str, hello: Hello, challenge: Challenge) -> bytes:
     )
 
 
-def _refuse(stream: FrameSocket, deadline_s: float, reason: str, detail: str) -> PeerRefused:
+def _refuse(
+    stream: FrameSocket, hello: Hello, deadline_s: float, reason: str, detail: str
+) -> PeerRefused:
+    """Tell the peer; the detail is written as the peer reads it: "here" is its own side."""
+    who = hello.node[:COMPONENT_CHARS_MAX]
+    log.warning("node %r is refused, and told: %s: %s", who, reason, detail)
     _send(stream, Refused(reason=reason, detail=detail), deadline_s)
     return PeerRefused(reason, detail)
 

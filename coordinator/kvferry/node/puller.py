@@ -1,0 +1,167 @@
+"""The puller: carries out the pulls of one worker rank on threads of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from kvferry.node.peer_client import PeerClient
+from kvferry.node.puller_attempt import Attempt, Limits
+from kvferry.node.puller_jobs import PullJob, PullResult
+from kvferry.ports.backend import Backend
+
+__all__ = ["PullJob", "PullResult", "Puller"]
+
+log = logging.getLogger("kvferry.puller")
+
+QUEUE_MAX = 1024
+JOIN_S = 15.0
+"""A pull ends sooner than this once it is cancelled: one call to the source, then the fence."""
+
+
+class _Entry:
+    __slots__ = ("cancelled", "job", "submitted_s")
+
+    def __init__(self, job: PullJob) -> None:
+        self.job = job
+        self.cancelled = threading.Event()
+        self.submitted_s = time.monotonic()
+
+
+class Puller:
+    """Pin, read, settle; and exactly one result for each submitted job, whatever happens.
+
+    :meth:`submit`, :meth:`cancel` and :meth:`take` return at once and may be called by an engine
+    thread. Backends stand in order of preference; the first that the source has too is used.
+
+    Attributes:
+        unsafe_skip_done: a hook for the one test that proves why ``done`` exists. A pull that
+            skips it can hand another prompt's KV to a request. Never set it anywhere else.
+    """
+
+    def __init__(
+        self,
+        client: PeerClient,
+        backends: Sequence[Backend],
+        *,
+        threads: int = 4,
+        pin_ms: int = 10_000,
+        call_timeout_s: float = 2.0,
+    ) -> None:
+        self.unsafe_skip_done = False
+        self._client = client
+        self._backends = tuple(backends)
+        self._limits = Limits(pin_ms=pin_ms, call_s=call_timeout_s)
+        self._changed = threading.Condition()
+        self._queue: deque[_Entry] = deque()
+        self._entries: dict[str, _Entry] = {}
+        self._results: deque[PullResult] = deque()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvferry-pull-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: PullJob) -> None:
+        """Queue a job; its result comes out of :meth:`take`.
+
+        Raises:
+            ValueError: a job of the same transfer has not ended yet; that one goes on.
+        """
+        with self._changed:
+            if job.transfer in self._entries:
+                raise ValueError(f"transfer {job.transfer} is under way already")
+            if self._closed:
+                self._results.append(_not_run(job, "aborted", "the puller is closed"))
+            elif len(self._queue) >= QUEUE_MAX:
+                self._results.append(_not_run(job, "error", f"{QUEUE_MAX} pulls wait already"))
+            else:
+                entry = _Entry(job)
+                self._entries[job.transfer] = entry
+                self._queue.append(entry)
+                self._changed.notify()
+
+    def cancel(self, transfer: str) -> None:
+        """End a job soon, unless it just ended; its one result comes all the same."""
+        with self._changed:
+            entry = self._entries.get(transfer)
+            if entry is None:
+                return
+            entry.cancelled.set()
+            if entry in self._queue:
+                self._queue.remove(entry)
+                self._finish(entry, _not_run(entry.job, "aborted", "cancelled by the engine"))
+
+    def take(self) -> list[PullResult]:
+        """The results since the last call, oldest first. Never blocks on a pull."""
+        with self._changed:
+            results = list(self._results)
+            self._results.clear()
+        return results
+
+    @property
+    def pending(self) -> int:
+        """Jobs without a result yet."""
+        with self._changed:
+            return len(self._entries)
+
+    def close(self) -> None:
+        """Cancel every job, fence every read, join every thread. :meth:`take` works on."""
+        with self._changed:
+            self._closed = True
+            while self._queue:
+                entry = self._queue.popleft()
+                self._finish(entry, _not_run(entry.job, "aborted", "the puller is closed"))
+            for entry in self._entries.values():
+                entry.cancelled.set()
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                log.error("%s did not end within %s s", thread.name, JOIN_S)
+
+    def _work(self) -> None:
+        while (entry := self._next()) is not None:
+            attempt = Attempt(
+                entry.job,
+                self._client,
+                self._backends,
+                self._limits,
+                cancelled=entry.cancelled,
+                submitted_s=entry.submitted_s,
+                skip_done=self.unsafe_skip_done,
+            )
+            result = attempt.run()
+            with self._changed:
+                self._finish(entry, result)
+            if not result.ok:
+                attempt.say_abort(result.reason)
+
+    def _next(self) -> _Entry | None:
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            return self._queue.popleft() if self._queue else None
+
+    def _finish(self, entry: _Entry, result: PullResult) -> None:
+        """The one place where a job gets its result. Needs the lock."""
+        del self._entries[entry.job.transfer]
+        self._results.append(result)
+
+
+def _not_run(job: PullJob, reason: str, detail: str) -> PullResult:
+    return PullResult(
+        transfer=job.transfer,
+        request=job.request,
+        ok=False,
+        failed_blocks=job.target_blocks,
+        stage="pin",
+        reason=reason,
+        detail=detail,
+    )
