@@ -85,6 +85,7 @@ def test_death_in_mid_read_is_unreachable(serve: Serve, start_peer: Start) -> No
         assert outcome is not None
         if in_time and outcome.error:
             break
+    assert outcome is not None
     assert outcome.error == "unreachable"
     assert time.monotonic() - began < WAIT_S / 2
     # A dead peer stays unreachable, and another one is reached without registering again.
@@ -109,6 +110,7 @@ def test_freezing_in_mid_read_ends_by_the_deadline_and_is_fenced(
         if in_time and outcome.error:
             break
         peer.resume()
+    assert outcome is not None
     assert outcome.error == "deadline"
     assert outcome.read_ms >= 1400
     reused = reuse(pool)

@@ -1,0 +1,144 @@
+"""The reading side: connections are kept, stale ones replaced, and bounds hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.contract.pools import Pool
+from tests.unit.backends.support import WAIT_S, Source, eventually, read
+
+from kvferry.errors import BackendError
+from kvferry.ports.backend import ReadRequest
+from kvferry_backends import digest
+from kvferry_backends.tcp import links, listener
+from kvferry_backends.tcp.backend import READS_MAX, TcpBackend
+from kvferry_backends.tcp.wire import decode_peer
+
+WIDTH = 1 << 20
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    pool = Pool(8, [WIDTH])
+    pool.fill("kept")
+    made = Source(pool)
+    yield made
+    made.backend.close()
+
+
+@pytest.fixture
+def target() -> Iterator[TcpBackend]:
+    made = TcpBackend({"connections": 2})
+    made.register(Pool(8, [WIDTH]).regions, lambda *call: False)
+    yield made
+    made.close()
+
+
+def accepted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The peers that listeners admit from now on."""
+    seen: list[str] = []
+    admit = listener.Listener._admit
+
+    def counting(self: listener.Listener, sock: object, peer: str) -> None:
+        seen.append(peer)
+        admit(self, sock, peer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(listener.Listener, "_admit", counting)
+    return seen
+
+
+def test_connections_are_used_again(
+    source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = accepted(monkeypatch)
+    for nth in range(5):
+        assert read(target, source, f"t.{nth}").error == ""
+    assert len(seen) == 2
+
+
+def test_small_reads_use_one_connection(
+    source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = accepted(monkeypatch)
+    assert read(target, source, blocks=1).error == ""
+    assert len(seen) == 1
+
+
+def test_connections_that_the_source_closed_are_replaced(
+    source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "IDLE_S", 0.1)
+    assert read(target, source, "t.1").error == ""
+    eventually(lambda: source.connections() == 0, "the source closes idle connections")
+    assert read(target, source, "t.2").error == ""
+
+
+def test_a_connection_that_breaks_unseen_is_replaced_once(
+    source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source closes in the very moment of the request, after the look at its state."""
+    assert read(target, source, "t.1").error == ""
+    monkeypatch.setattr(links.Stream, "established", lambda self: True)
+    monkeypatch.setattr(listener, "IDLE_S", 0.1)
+    assert read(target, source, "t.2").error == ""
+    eventually(lambda: source.connections() == 0, "the source closes idle connections")
+    assert read(target, source, "t.3").error == ""
+
+
+def test_an_address_that_another_process_took_over_is_refused(target: TcpBackend) -> None:
+    first = Source(Pool(8, [WIDTH]))
+    port = int(decode_peer(first.backend.describe()).address.rpartition(":")[2])
+    description = first.backend.describe()
+    assert read(target, first).error == ""
+    first.backend.close()
+    second = Source(Pool(8, [WIDTH]), listen_port=port)
+    posted = target.post(
+        ReadRequest(
+            transfer="t.2",
+            peer=description,
+            grant=b"",
+            source_blocks=[0],
+            target_blocks=[0],
+            deadline_s=WAIT_S,
+        )
+    )
+    outcome = posted.wait(WAIT_S)
+    assert outcome is not None
+    assert outcome.error == "refused"
+    assert "another process" in outcome.detail
+    second.backend.close()
+
+
+def test_reads_under_way_are_bounded(target: TcpBackend) -> None:
+    go_on = threading.Event()
+    slow = Source(Pool(8, [WIDTH]), lambda *call: go_on.wait(WAIT_S))
+    request = ReadRequest(
+        transfer="t",
+        peer=slow.backend.describe(),
+        grant=b"",
+        source_blocks=[0],
+        target_blocks=[0],
+        deadline_s=WAIT_S,
+    )
+    posted = [target.post(request) for _ in range(READS_MAX)]
+    with pytest.raises(BackendError, match=f"{READS_MAX} reads"):
+        target.post(request)
+    go_on.set()
+    for one in posted:
+        outcome = one.wait(WAIT_S)
+        assert outcome is not None
+        assert outcome.error == ""
+    assert target.post(request).wait(WAIT_S) is not None
+    slow.backend.close()
+
+
+def test_without_xxhash_both_ends_fall_back_to_crc32(
+    source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(digest._DIGESTS, "xxh3_64")
+    assert decode_peer(source.backend.describe()).digests == ("crc32",)
+    outcome = read(target, source)
+    assert outcome.error == ""
+    assert outcome.verified_blocks >= 2
