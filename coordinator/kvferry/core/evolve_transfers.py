@@ -29,6 +29,8 @@ from kvferry.core.totals import add, bump
 
 LOST = "lost"
 NODE_LEFT = "node_left"
+PROBE_MS = 10.0
+"""A probed rate counts as one transfer of this length."""
 
 
 def requested(space: SpaceState, node: NodeState, applied: Applied, event: Requested) -> None:
@@ -73,7 +75,8 @@ def transferred(space: SpaceState, node: NodeState, applied: Applied, event: Tra
         bump(totals.strays, "transferred_beyond_granted")
     totals.bytes_moved = add(totals.bytes_moved, event.bytes)
     _end(space, transfer, DONE, "", applied.position.stored_ms)
-    _learn(space, rate_key(event.source, node.name, event.backend), event.bytes, event.read_ms)
+    key = rate_key(event.source, node.name, event.backend)
+    learn(space.rates, key, event.bytes, event.read_ms)
 
 
 def transfer_failed(
@@ -89,14 +92,18 @@ def transfer_failed(
 
 def pin_ended(space: SpaceState, node: NodeState, applied: Applied, event: PinEnded) -> None:
     """The source's view of a pin's end; it may come before the target's ``requested``."""
+    totals = space.totals
+    if event.granted <= 0:  # it never held a block; the same transfer may be granted later
+        totals.pins_refused = add(totals.pins_refused, 1)
+        return
     transfer = space.transfers.get(event.transfer)
     if event.transfer in space.early_pins or (transfer is not None and transfer.pin):
-        bump(space.totals.repeated, "pin_ended")
+        bump(totals.repeated, "pin_ended")
         return
     if transfer is not None and transfer.source != node.name:
-        bump(space.totals.strays, "pin_ended")
+        bump(totals.strays, "pin_ended")
         return
-    space.totals.pins_ended = add(space.totals.pins_ended, 1)
+    totals.pins_ended = add(totals.pins_ended, 1)
     how = event.how or "closed"
     if transfer is not None:
         transfer.pin = how
@@ -113,8 +120,7 @@ def link_probed(space: SpaceState, node: NodeState, applied: Applied, event: Lin
     if known is not None and known.n:
         return
     bytes_per_ms = event.gb_per_s * 1e6
-    probe_bytes = bytes_per_ms * 10.0
-    _learn(space, key, probe_bytes, 10.0 + max(0.0, event.floor_ms))
+    learn(space.rates, key, bytes_per_ms * PROBE_MS, PROBE_MS + max(0.0, event.floor_ms))
 
 
 def fail_open(space: SpaceState, target: str, stored_ms: int) -> None:
@@ -154,7 +160,10 @@ def open_listed(
 def _open(space: SpaceState, transfer: TransferState) -> None:
     transfer.pin = space.early_pins.pop(transfer.transfer, "")
     space.transfers[transfer.transfer] = transfer
-    space.totals.pins_opened = add(space.totals.pins_opened, 1)
+    totals = space.totals
+    totals.transfers_opened = add(totals.transfers_opened, 1)
+    if transfer.granted > 0:
+        totals.pins_opened = add(totals.pins_opened, 1)
 
 
 def _open_at(space: SpaceState, target: str) -> list[TransferState]:
@@ -184,10 +193,6 @@ def _end(space: SpaceState, transfer: TransferState, phase: str, reason: str, at
     space.ended.append(transfer.transfer)
     if len(space.ended) > ENDED_TRANSFERS_MAX:
         del space.transfers[space.ended.pop(0)]
-
-
-def _learn(space: SpaceState, key: str, amount: float, time: float) -> None:
-    learn(space.rates, key, amount, time)
 
 
 def learn(rates: dict[str, Rate], key: str, amount: float, time: float) -> None:

@@ -71,7 +71,7 @@ def _transfers(space: SpaceState) -> list[str]:
     found += [f"ended transfer {key} is gone" for key in over - space.transfers.keys()]
     totals = space.totals
     open_now = sum(1 for transfer in space.transfers.values() if transfer.phase == OPEN)
-    if totals.pins_opened != totals.transfers_done + totals.transfers_failed + open_now:
+    if totals.transfers_opened != totals.transfers_done + totals.transfers_failed + open_now:
         found.append("transfers opened differ from ended and open ones")
     return found
 

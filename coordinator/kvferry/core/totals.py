@@ -23,13 +23,15 @@ class Totals(msgspec.Struct, kw_only=True):
     """Requests whose local + pulled + computed tokens differ from the prompt's."""
     turns: int = 0
     """Turns that routers answered."""
+    transfers_opened: int = 0
     transfers_done: int = 0
     transfers_failed: int = 0
     bytes_moved: int = 0
     pins_opened: int = 0
-    """Transfers that their targets requested."""
+    """Transfers that had blocks granted, as their targets say."""
     pins_ended: int = 0
-    """Ends of pins that their sources reported."""
+    """Ends of pins that held blocks, as their sources say."""
+    pins_refused: int = 0
     events: dict[str, int] = {}
     """Applied events by name."""
     misses: dict[str, int] = {}

@@ -1,0 +1,208 @@
+"""Transfers: one outcome, the first; learned rates; both sides' records of a pin."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.support import requested, started
+
+from kvferry.core import state as bounds
+from kvferry.core.events import (
+    Inventory,
+    LinkProbed,
+    OpenTransfer,
+    PinEnded,
+    Requested,
+    RequestEnded,
+    TransferFailed,
+    Transferred,
+)
+from kvferry.core.invariants import violations
+
+
+def done(transfer: str, size: int = 40_960, read_ms: float = 4.0) -> Transferred:
+    return Transferred(
+        transfer=transfer,
+        request=f"r-{transfer}",
+        source="d0",
+        start=0,
+        count=10,
+        tokens=160,
+        bytes=size,
+        backend="tcp",
+        read_ms=read_ms,
+        total_ms=read_ms + 1,
+    )
+
+
+def failed(transfer: str, reason: str = "void") -> TransferFailed:
+    return TransferFailed(
+        transfer=transfer, request="r", source="d0", stage="settle", reason=reason, total_ms=3.0
+    )
+
+
+def pin(transfer: str, how: str = "intact", granted: int = 10) -> PinEnded:
+    return PinEnded(transfer=transfer, target="p0", granted=granted, how=how)
+
+
+def test_a_transfer_from_request_to_end() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(requested("t"))
+    opened = ledger.space.transfers["t"]
+    assert (opened.phase, opened.target, opened.source, opened.granted) == ("open", "p0", "d0", 10)
+    p0.write(done("t"))
+    assert (opened.phase, opened.bytes, opened.tokens) == ("done", 40_960, 160)
+    assert opened.ended_ms > opened.requested_ms > 0
+    totals = ledger.space.totals
+    assert (totals.transfers_opened, totals.transfers_done, totals.bytes_moved) == (1, 1, 40_960)
+
+
+def test_the_first_outcome_wins() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(requested("a"), failed("a"), done("a"), requested("b"), done("b"), failed("b"))
+    transfers = ledger.space.transfers
+    assert (transfers["a"].phase, transfers["a"].reason) == ("failed", "void")
+    assert transfers["b"].phase == "done"
+    totals = ledger.space.totals
+    assert (totals.transfers_done, totals.transfers_failed) == (1, 1)
+    assert totals.failures == {"void": 1}
+    assert totals.repeated == {"transferred": 1, "transfer_failed": 1}
+
+
+def test_outcomes_of_unknown_or_foreign_transfers_are_strays() -> None:
+    ledger, (p0, d0) = started("p0", "d0")
+    p0.write(requested("t"), done("nobody"), failed("nobody"))
+    d0.write(done("t"))  # only the target may say so
+    assert ledger.space.transfers["t"].phase == "open"
+    assert ledger.space.totals.strays == {"transferred": 2, "transfer_failed": 1}
+    assert ledger.space.rates == {}
+
+
+def test_a_miss_is_counted_by_its_cause() -> None:
+    ledger, (p0,) = started("p0")
+    p0.write(
+        Requested(request="a", miss="diverged@512"),
+        Requested(request="b", miss="diverged@9"),
+        Requested(request="c", miss="too_short"),
+        Requested(request="d"),
+    )
+    assert ledger.space.totals.misses == {"diverged": 2, "too_short": 1}
+    assert ledger.space.transfers == {}
+
+
+def test_words_of_a_counter_are_bounded() -> None:
+    ledger, (p0,) = started("p0")
+    for number in range(300):
+        p0.write(Requested(request="r", miss=f"word{number}"))
+    misses = ledger.space.totals.misses
+    assert len(misses) <= 129
+    assert sum(misses.values()) == 300
+    assert misses["other"] > 1
+
+
+@pytest.mark.parametrize("pin_first", [True, False])
+def test_a_pin_meets_its_transfer_in_either_order(pin_first: bool) -> None:
+    ledger, (p0, d0) = started("p0", "d0")
+    writes = [lambda: d0.write(pin("t")), lambda: p0.write(requested("t"))]
+    for write in writes if pin_first else reversed(writes):
+        write()
+    d0.write(pin("t", how="void"))
+    assert ledger.space.transfers["t"].pin == "intact"
+    assert ledger.space.early_pins == {}
+    totals = ledger.space.totals
+    assert (totals.pins_opened, totals.pins_ended) == (1, 1)
+    assert totals.repeated == {"pin_ended": 1}
+
+
+def test_a_refused_pin_held_nothing() -> None:
+    ledger, (p0, d0) = started("p0", "d0")
+    d0.write(pin("t", how="refused", granted=0))
+    p0.write(requested("t"))
+    d0.write(pin("t"))
+    totals = ledger.space.totals
+    assert (totals.pins_refused, totals.pins_opened, totals.pins_ended) == (1, 1, 1)
+
+
+def test_a_pin_of_another_source_is_a_stray() -> None:
+    ledger, (p0, _, d1) = started("p0", "d0", "d1")
+    p0.write(requested("t", source="d0"))
+    d1.write(pin("t"))
+    assert ledger.space.transfers["t"].pin == ""
+    assert ledger.space.totals.strays == {"pin_ended": 1}
+
+
+def test_ended_transfers_are_bounded_open_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    most = bounds.ENDED_TRANSFERS_MAX
+    p0.write(requested("open"))
+    for start in range(0, most + 50, 50):
+        names = [f"t{number}" for number in range(start, start + 50)]
+        p0.write(*[requested(name) for name in names], *[done(name) for name in names])
+    space = ledger.space
+    assert len(space.transfers) == most + 1
+    assert "open" in space.transfers
+    assert "t49" not in space.transfers
+    assert "t50" in space.transfers
+    assert violations(ledger.state) == []
+
+
+def test_an_inventory_ends_lost_transfers_and_opens_unheard_ones() -> None:
+    ledger, (p0, d0) = started("p0", "d0")
+    p0.write(requested("lost"), requested("kept"), requested("over"), failed("over"))
+    d0.write(requested("others", source="p0"))
+    p0.join()
+    listed = [
+        OpenTransfer(transfer=t, request="r", source="d0", granted=3) for t in ("kept", "new")
+    ]
+    late = OpenTransfer(transfer="over", request="r", source="d0")
+    p0.write(Inventory(part=0, last=True, transfers=(*listed, late)))
+    transfers = ledger.space.transfers
+    assert (transfers["lost"].phase, transfers["lost"].reason) == ("failed", "lost")
+    assert transfers["kept"].phase == "open"
+    assert (transfers["new"].phase, transfers["new"].granted) == ("open", 3)
+    assert transfers["over"].reason == "void"
+    assert transfers["others"].phase == "open"
+
+
+def test_rates_are_learned_from_transfers_and_requests() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    for number in range(5):
+        p0.write(requested(f"t{number}"), done(f"t{number}", size=1_000_000, read_ms=2.0))
+    link = ledger.space.rates["d0>p0/tcp"]
+    assert (link.n, link.mean, link.var) == (5, 500_000.0, 0.0)
+    p0.write(
+        RequestEnded(
+            request="r", prompt_tokens=1_000, computed_tokens=1_000, ttft_ms=600.0, pull_ms=100.0
+        ),
+        RequestEnded(request="short", prompt_tokens=63, computed_tokens=63, ttft_ms=600.0),
+    )
+    prefill = ledger.space.prefill["p0"]
+    assert (prefill.n, prefill.mean) == (1, 2_000.0)
+
+
+def test_a_probe_is_believed_only_before_real_transfers() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=2.0, floor_ms=0.0))
+    assert ledger.space.rates["d0>p0/tcp"].mean == 2_000_000.0
+    p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=9.0, floor_ms=0.0))
+    assert ledger.space.rates["d0>p0/tcp"].n == 1
+
+
+def test_requests_add_up_and_imbalance_is_counted() -> None:
+    ledger, (p0,) = started("p0")
+    p0.write(
+        RequestEnded(
+            request="a", prompt_tokens=10, local_tokens=2, pulled_tokens=3, computed_tokens=5
+        ),
+        RequestEnded(request="b", prompt_tokens=10, computed_tokens=9, output_tokens=4),
+        RequestEnded(request="c", prompt_tokens=-5, computed_tokens=-5),
+    )
+    totals = ledger.space.totals
+    assert (totals.requests, totals.prompt_tokens, totals.computed_tokens) == (3, 20, 14)
+    assert (totals.local_tokens, totals.pulled_tokens, totals.output_tokens) == (2, 3, 4)
+    assert totals.unbalanced == 1
+
+
+def test_more_than_granted_is_noticed() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(requested("t", granted=9), done("t"))
+    assert ledger.space.totals.strays == {"transferred_beyond_granted": 1}
