@@ -19,6 +19,7 @@ from kvferry_connectors.router.upstream import engine_headers, post
 
 logger = logging.getLogger("kvferry.router")
 
+OK = 200
 CLIENT_ERRORS = 400
 SERVER_ERRORS = 500
 

@@ -26,7 +26,7 @@ class Counters:
             self.tokens["pulled"] += report.pulled
             self.tokens["computed"] += report.computed
             miss = report.miss
-        if miss:
+        if miss and miss != "local":
             # diverged@1536 counts as diverged: a label must not grow with the traffic.
             self.misses[miss.partition("@")[0]] += 1
 

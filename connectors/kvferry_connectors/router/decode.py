@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kvferry_connectors.router.asked import Asked
 from kvferry_connectors.router.bodies import decode_body, kv_part
 from kvferry_connectors.router.context import (
+    OK,
     SERVER_ERRORS,
     Router,
     ask_engine,
@@ -62,9 +63,14 @@ async def decode(
         decoded.request = request_name(asked.id, "d", len(failures) + 1)
         try:
             await _decode_on(router, asked, engine, content, reply, decoded)
+            decoded.outcome = _outcome(reply, decoded)
             return
         except RouterError as error:
             note_failure(router, asked, error)
+            if reply.ended:
+                # It broke while its finished answer was put away: no matter to the client.
+                decoded.outcome = _outcome(reply, decoded)
+                return
             if reply.started:
                 decoded.outcome = "error"
                 await reply.break_stream(f"the answer broke off: {error}")
@@ -97,10 +103,12 @@ async def _decode_on(
             await relay_stream(engine.name, response, reply, decoded.seen, bound)
         else:
             await relay_whole(response, reply, decoded.seen)
-    if decoded.seen.error:
-        decoded.outcome = "refused" if reply.status != 200 else "error"
-    else:
-        decoded.outcome = "ok"
+
+
+def _outcome(reply: Reply, decoded: Decoded) -> str:
+    if not decoded.seen.error:
+        return "ok"
+    return "error" if reply.status == OK else "refused"
 
 
 def _part(

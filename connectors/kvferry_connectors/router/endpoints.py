@@ -22,6 +22,8 @@ from kvferry_connectors.router.upstream import answer_of, engine_headers
 logger = logging.getLogger("kvferry.router")
 
 _MODELS_S = 10.0
+_TIDY_S = 5.0
+"""How long a turn whose answer is out may take to put things away."""
 
 
 class TurnEndpoint:
@@ -43,7 +45,7 @@ class TurnEndpoint:
             router.counters.turn("refused", None, "")
             await reply.whole(early.answer)
             return
-        await _run_while_connected(Turn(router, asked, reply), receive)
+        await _run_while_connected(Turn(router, asked, reply), reply, receive)
 
 
 async def read_content(request: Request, bytes_max: int) -> bytes:
@@ -61,12 +63,14 @@ async def read_content(request: Request, bytes_max: int) -> bytes:
     return bytes(content)
 
 
-async def _run_while_connected(turn: Turn, receive: Receive) -> None:
+async def _run_while_connected(turn: Turn, reply: Reply, receive: Receive) -> None:
     """Runs the turn; the client's leaving cancels it, also while P is still at work."""
     running = asyncio.create_task(turn.run(), name="turn")
     leaving = asyncio.create_task(_left(receive), name="client")
     try:
         await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if reply.ended:
+            await asyncio.wait({running}, timeout=_TIDY_S)
     finally:
         running.cancel()
         leaving.cancel()

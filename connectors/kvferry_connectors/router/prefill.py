@@ -93,4 +93,10 @@ async def _prefill_on(
             "kvferry connector",
             engine.name,
         )
-    return Prefilled(engine.name, kv.hint, kv.report, read_token_ids(value))
+    return Prefilled(
+        engine.name,
+        kv.hint,
+        kv.report,
+        read_token_ids(value),
+        "" if kv.report else "no_report",
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -19,6 +21,7 @@ logger = logging.getLogger("kvferry.router")
 _USAGE = b'"usage"'
 _ERROR = b'{"error"'
 _DONE = b"[DONE]"
+_AFTER_DONE_S = 1.0
 
 
 @dataclass
@@ -42,17 +45,32 @@ async def relay_stream(
         RouterError: an event exceeds the bound.
     """
     splitter = EventSplitter(event_bytes_max)
-    done = False
-    async for data in response.aiter_raw():
+    parts = response.aiter_raw()
+    async for data in parts:
         passed = []
+        done = False
         for event in splitter.feed(data):
-            done = done or event_data(event) == _DONE
             passed.append(_look(event, seen))
-        if content := b"".join(passed):
+            done = event_data(event) == _DONE
+        content = b"".join(passed)
+        if done:
+            # Many clients close at the end mark, so it must be the end for the turn too.
+            await reply.end_stream(content)
+            await _finish(parts)
+            return
+        if content:
             await reply.stream(content)
-    if not done:
-        raise EngineFailed(engine, "ended its stream early")
-    await reply.end_stream()
+    raise EngineFailed(engine, "ended its stream early")
+
+
+async def _finish(parts: AsyncIterator[bytes]) -> None:
+    """Reads to the end of an answer that is over, so that its connection can be used again."""
+    try:
+        async with asyncio.timeout(_AFTER_DONE_S):
+            async for _ in parts:
+                continue
+    except (TimeoutError, httpx.TransportError) as error:
+        logger.debug("an engine did not close its finished stream (%s)", error)
 
 
 async def relay_whole(response: httpx.Response, reply: Reply, seen: Seen) -> None:

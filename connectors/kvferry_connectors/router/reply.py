@@ -16,6 +16,7 @@ class Reply:
     Attributes:
         headers: added to whatever is sent.
         status: what was sent; 0 while nothing was.
+        ended: the client has been given everything, so its leaving is no loss.
         first_byte: ``time.monotonic()`` of the first body byte, or ``None``.
     """
 
@@ -23,6 +24,7 @@ class Reply:
         self._send = send
         self.headers: dict[str, str] = {}
         self.status = 0
+        self.ended = False
         self.first_byte: float | None = None
 
     @property
@@ -31,6 +33,7 @@ class Reply:
 
     async def whole(self, answer: Answer) -> None:
         """Sends ``answer`` and ends."""
+        self.ended = True
         headers = {**answer.headers, "content-length": str(len(answer.content))}
         await self._start(answer.status, headers)
         await self._body(answer.content, more=False)
@@ -49,7 +52,10 @@ class Reply:
             )
         await self._body(events, more=True)
 
-    async def end_stream(self) -> None:
+    async def end_stream(self, events: bytes) -> None:
+        """Sends the last events and ends."""
+        self.ended = True
+        await self.stream(events)
         await self._body(b"", more=False)
 
     async def break_stream(self, message: str) -> None:

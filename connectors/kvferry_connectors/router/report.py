@@ -68,7 +68,7 @@ def _read_report(raw: dict[str, object]) -> Report:
     )
 
 
-def reuse_line(report: Report | None, miss: str = "") -> str:
+def reuse_line(report: Report | None, miss: str) -> str:
     """The ``x-kvferry`` header, for example ``pulled=2039 from=d0 31ms``.
 
     Args:
@@ -76,7 +76,7 @@ def reuse_line(report: Report | None, miss: str = "") -> str:
         miss: why there is no report, in one word.
     """
     if report is None:
-        return f"miss={miss or 'no_report'}"
+        return f"miss={miss}"
     parts = []
     if report.local:
         parts.append(f"local={report.local}")

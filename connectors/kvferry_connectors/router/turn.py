@@ -7,7 +7,7 @@ import time
 
 from kvferry.core.events import TurnEnded
 from kvferry_connectors.router.asked import Asked
-from kvferry_connectors.router.context import Router
+from kvferry_connectors.router.context import OK, Router
 from kvferry_connectors.router.decode import Decoded, decode
 from kvferry_connectors.router.errors import Answered
 from kvferry_connectors.router.prefill import Prefilled, prefill
@@ -64,7 +64,7 @@ class Turn:
     def _record(self) -> None:
         ended = time.monotonic()
         event = self._event(ended)
-        if self._decoded.engine and self._reply.started and self._reply.status == 200:
+        if self._decoded.engine and self._reply.status == OK:
             self._remember()
         prefilled = self._prefilled or Prefilled()
         self._router.counters.turn(event.outcome, prefilled.report, prefilled.miss)
