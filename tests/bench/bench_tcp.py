@@ -18,7 +18,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import addressof, c_char
 from multiprocessing.connection import Connection
@@ -120,17 +120,17 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     sock = socket.create_connection(("127.0.0.1", port))
     into = memoryview(bytearray(args.mib * MIB))
 
-    def rate(work: Callable[[], float]) -> float:
-        return args.mib * MIB / work() / 1e9
+    def rate(seconds: float) -> float:
+        return float(args.mib * MIB / seconds / 1e9)
 
     raw: list[float] = []
     idle: list[float] = []
     busy: list[float] = []
     for nth in range(args.rounds + 1):
-        raw.append(rate(lambda: raw_stream(sock, into)))
-        idle.append(rate(lambda n=nth: block_read(target, peer, args, n)))
+        raw.append(rate(raw_stream(sock, into)))
+        idle.append(rate(block_read(target, peer, args, nth)))
         with busy_thread(True):
-            busy.append(rate(lambda n=nth: block_read(target, peer, args, n)))
+            busy.append(rate(block_read(target, peer, args, nth)))
     sock.close()
     target.close()
     source.join(WAIT_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.contract.kinds import Kind
+from tests.contract.kinds import KINDS, Kind
 from tests.contract.peers import FlippingRelay
 from tests.contract.pools import Pool
 
@@ -17,11 +17,17 @@ BLOCK_BYTES = 10_000
 WAIT_S = 30.0
 
 
+@pytest.fixture(params=[kind for kind in KINDS if kind.through], ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Only backends whose route can be changed."""
+    found: Kind = request.param
+    return found
+
+
 def read_through_relay(
     kind: Kind, serve: Serve, flip_at: int | None, verify: Verify
 ) -> tuple[ReadOutcome, Pool, Pool]:
-    if kind.through is None:
-        pytest.skip("the route to this backend cannot be changed")
+    assert kind.through is not None
     source_pool, target_pool = Pool(40, [BLOCK_BYTES]), Pool(40, [BLOCK_BYTES])
     source_pool.fill("fragile")
     relay = FlippingRelay(flip_at)
@@ -83,7 +89,6 @@ def test_a_damaged_head_is_no_answer(kind: Kind, serve: Serve) -> None:
 
 
 def test_the_relayed_address_is_what_peers_get(kind: Kind, serve: Serve) -> None:
-    if kind.through is None:
-        pytest.skip("the route to this backend cannot be changed")
+    assert kind.through is not None
     source = serve(Pool(1, [1]), **kind.through("127.0.0.1:7100"))
     assert decode_peer(source.describe()).address == "127.0.0.1:7100"

@@ -82,7 +82,12 @@ def test_a_wrong_request_is_refused_by_name_and_gets_no_byte(
 
 def test_the_check_sees_the_whole_granted_list_for_every_part(make: Make) -> None:
     seen: list[tuple[str, bytes, bytes]] = []
-    source = make(authorize=lambda *call: seen.append(call) or True)
+
+    def note(transfer: str, grant: bytes, packed: bytes) -> bool:
+        seen.append((transfer, grant, packed))
+        return True
+
+    source = make(authorize=note)
     packed = struct.pack("<4I", 7, 3, 1, 0)
     reason, data = ask(source, source.part(blocks=packed, start=1, stop=3, chunk_blocks=1))
     assert reason == ""
@@ -148,6 +153,18 @@ def test_a_reader_that_takes_nothing_is_dropped(make: Make) -> None:
         sock.sendall(encode_part(source.part(blocks=blocks, stop=64, deadline_ms=3_600_000)))
         eventually(lambda: source.connections() == 1, "the request is being served")
         eventually(lambda: source.connections() == 0, "the slow reader is dropped")
+
+
+def test_a_reader_that_dies_in_mid_answer_harms_nobody_else(make: Make) -> None:
+    source = make(blocks=64, width=1 << 20)
+    sock = source.connect()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    blocks = struct.pack("<64I", *range(64))
+    sock.sendall(encode_part(source.part(blocks=blocks, stop=64)))
+    assert sock.recv(HEAD_BYTES)
+    sock.close()  # a reset, as from a killed process
+    eventually(lambda: source.connections() == 0, "its connection is dropped")
+    assert ask(source, source.part())[0] == ""
 
 
 def test_connections_are_bounded_and_the_idle_make_room(

@@ -12,7 +12,7 @@ from tests.unit.backends.support import WAIT_S, Source, eventually, read
 from kvferry.errors import BackendError
 from kvferry.ports.backend import ReadRequest
 from kvferry_backends import digest
-from kvferry_backends.tcp import links, listener
+from kvferry_backends.tcp import listener, stream
 from kvferry_backends.tcp.backend import READS_MAX, TcpBackend
 from kvferry_backends.tcp.wire import decode_peer
 
@@ -80,7 +80,7 @@ def test_a_connection_that_breaks_unseen_is_replaced_once(
 ) -> None:
     """The source closes in the very moment of the request, after the look at its state."""
     assert read(target, source, "t.1").error == ""
-    monkeypatch.setattr(links.Stream, "established", lambda self: True)
+    monkeypatch.setattr(stream.Stream, "established", lambda self: True)
     monkeypatch.setattr(listener, "IDLE_S", 0.1)
     assert read(target, source, "t.2").error == ""
     eventually(lambda: source.connections() == 0, "the source closes idle connections")
