@@ -31,6 +31,9 @@ STEPS_AT_ONCE = 64
 CLOSE_SHARE = 0.25
 """Share of the time to stop that is kept for closing the connection."""
 
+UNASKED_CLOSE_S = 1.0
+"""For closing the connection when the agent ends by itself."""
+
 
 class Stopped(Exception):
     """The agent is to stop."""
@@ -137,9 +140,11 @@ class AgentLife:
     async def _connected(self) -> Ledger:
         """Try until a server answers."""
         backoff_s = self._settings.reconnect_min_s
+        servers = self._settings.nats_url.count(",") + 1
         while True:
             try:
-                async with asyncio.timeout(self._settings.connect_timeout_s * 2):
+                # The attempt bounds itself, for each server; this is for one that does not.
+                async with asyncio.timeout(self._settings.connect_timeout_s * (servers + 1)):
                     return await self._connect(self._settings)
             except KVFerryError as error:
                 self._status.alone(str(error))
@@ -213,4 +218,7 @@ class AgentLife:
             logger.debug("%s to %s: %s", what, self._url, error)
 
     def _left_s(self) -> float:
+        """Time left to stop in; a little where nobody asked us to stop."""
+        if not self._stopping.is_set():
+            return UNASKED_CLOSE_S
         return max(0.0, self._stop_by_s - time.monotonic())

@@ -52,7 +52,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._facts: deque[FactItem] = deque()
         self._blocks: deque[Waiting] = deque()
-        self._steps: deque[tuple[object, float]] = deque()
+        self._steps: deque[object] = deque()
         self._held = 0
         self._reserved = 0
         self._handed = {FACTS: 0, BLOCKS: 0}
@@ -109,15 +109,25 @@ class Outbox:
 
     def blocks(self, event: Event, cause: str = "") -> None:
         """Leave a detail event. With the lane full it is dropped and counted."""
-        self._leave_block(event, cause, int(time.time() * 1000))
+        wall_ms = int(time.time() * 1000)
+        with self._lock:
+            self._handed[BLOCKS] += 1
+            if self._keeping and len(self._blocks) < self._blocks_max:
+                self._blocks.append(Waiting(event, cause, wall_ms))
+                return
+            self._dropped[BLOCKS] += 1
+            if self._keeping:
+                self._blocks_gap += 1
 
     def hand_over(self, item: object) -> None:
         """Leave one engine step's material, to be translated on the agent's thread.
 
         A step that finds no room counts as one missing event of the blocks lane.
         """
-        if len(self._steps) < self._blocks_max:
-            self._steps.append((item, time.time()))
+        steps = self._steps
+        if len(steps) < self._blocks_max:
+            # The wall clock is read where the step is translated: it is for people only.
+            steps.append(item)
         else:
             self._drop_step()
 
@@ -154,8 +164,7 @@ class Outbox:
     def work(self, steps_max: int = 1024) -> bool:
         """Translate up to ``steps_max`` steps; True when some event waits in a lane."""
         for _ in range(min(steps_max, len(self._steps))):
-            item, wall_s = self._steps.popleft()
-            events = self._translator.events(item)
+            events = self._translator.events(self._steps.popleft())
             if events is None:
                 self._drop_step()
                 continue
@@ -164,7 +173,7 @@ class Outbox:
                     self._steps_bear_facts = True
                     self.facts(event, cause)
                 else:
-                    self._leave_block(event, cause, int(wall_s * 1000))
+                    self.blocks(event, cause)
         return bool(self._facts or self._blocks)
 
     def has_facts(self) -> bool:
@@ -241,7 +250,10 @@ class Outbox:
         self._open_hole().add(event)
 
     def _open_hole(self) -> Hole:
-        last = self._facts[-1] if self._facts else None
+        try:
+            last: FactItem | None = self._facts[-1]
+        except IndexError:  # empty, perhaps since a moment ago: the agent takes without the lock
+            last = None
         if isinstance(last, Hole):
             return last
         hole = Hole(keys_max=self._facts_max)
@@ -260,13 +272,3 @@ class Outbox:
                 self._handed[FACTS] += 1
                 self._dropped[FACTS] += 1
                 self._open_hole().add_unknown()
-
-    def _leave_block(self, event: Event, cause: str, wall_ms: int) -> None:
-        with self._lock:
-            self._handed[BLOCKS] += 1
-            if self._keeping and len(self._blocks) < self._blocks_max:
-                self._blocks.append(Waiting(event, cause, wall_ms))
-                return
-            self._dropped[BLOCKS] += 1
-            if self._keeping:
-                self._blocks_gap += 1
