@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.unit.daemon.support import (
     SPACE,
     FakeNode,
@@ -122,13 +120,20 @@ async def test_deadlines_begin_anew_after_the_coordinator_itself_was_stopped() -
         await p0.join()
         await p0.beat()
         await until(lambda: coordinator.decider.leads(SPACE), "it leads")
-        liveness = coordinator.liveness
+        space, liveness = coordinator.projector.state.spaces[SPACE], coordinator.liveness
+
+        def a_minute_passes() -> None:
+            liveness._since -= 60.0
+            for life in liveness.lives.values():
+                life.at -= 60.0
+            liveness._wrote.clear()
+
         # The loop stood still for a minute: no heartbeat could be heard, none is missing.
+        a_minute_passes()
         liveness._checked -= 60.0
-        liveness._since -= 60.0
-        for life in liveness.lives.values():
-            life.at -= 60.0
-        liveness._wrote.clear()
         await liveness.check()
-        assert coordinator.projector.state.spaces[SPACE].nodes["p0"].status == JOINED
-        await asyncio.sleep(0)
+        assert space.nodes["p0"].status == JOINED
+        # It did not stand still, and nothing was heard for a minute.
+        a_minute_passes()
+        await liveness.check()
+        assert space.nodes["p0"].status == LEFT

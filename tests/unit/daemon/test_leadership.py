@@ -1,0 +1,181 @@
+"""Who decides: elections in the ledger, conflicts, zombies, and replicas that do not fight."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.daemon.support import SPACE, FakeNode, ask, quick, running, until
+
+from kvferry.core.commands import SetPolicy
+from kvferry.core.envelope import Batch, Entry
+from kvferry.core.events import LeaderElected, PolicySet
+from kvferry.core.messages import Announce
+from kvferry.daemon.standing import NotLeader, Standing
+from kvferry.errors import ConfigError
+from kvferry.ledger.codec import decode, encode
+from kvferry.ledger.memory import MemoryLog
+from kvferry.ledger.subjects import coord_subject
+from kvferry.ports.log import FACTS_STREAM
+
+
+async def decisions(log: MemoryLog) -> list[tuple[str, int, object]]:
+    found: list[tuple[str, int, object]] = []
+    async for stored in log.read(FACTS_STREAM, subject=coord_subject(SPACE)):
+        batch = decode(stored.data)
+        found += [(batch.node, batch.epoch, entry.event) for entry in batch.entries]
+    return found
+
+
+async def intrude(log: MemoryLog, replica: str, term: int, event: object, seq: int = 1) -> None:
+    """Another process writes to the coord subject."""
+    batch = Batch(
+        space=SPACE,
+        node=replica,
+        incarnation="e" * 16,
+        epoch=term,
+        lane="coord",
+        seq=seq,
+        entries=(Entry(event=event),),  # type: ignore[arg-type]
+    )
+    await log.append(coord_subject(SPACE), encode(batch), message_id=batch.message_id)
+
+
+async def test_the_election_stands_before_the_first_decision() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as coordinator:
+        await ask(log, coordinator, verb="pause")
+    events = [event for _, _, event in await decisions(log)]
+    assert events[0] == LeaderElected(term=1, replica="c-a")
+    assert isinstance(events[1], PolicySet)
+    assert events[1].term == 1
+
+
+async def test_two_replicas_come_to_one_leader_and_stay_with_it() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as one, running(log, replica="c-b") as two:
+        both = (one, two)
+
+        def settled_on_one() -> bool:
+            leading = [c for c in both if c.standing.leading]
+            return len(leading) == 1 and leading[0].decider.leads(SPACE)
+
+        await until(settled_on_one, "one of them leads")
+        leader = next(c for c in both if c.standing.leading)
+        other = next(c for c in both if not c.standing.leading)
+        term = leader.projector.state.spaces[SPACE].term
+        refused = await ask(log, other, verb="pause")
+        assert (refused["reason"], refused["leader"]) == ("not_leader", leader.replica)
+        for _ in range(20):
+            await asyncio.gather(*(ask(log, leader, verb=v) for v in ("pause", "resume")))
+        assert settled_on_one()
+        assert leader.projector.state.spaces[SPACE].term == term, "they took it from each other"
+
+
+async def test_a_standby_takes_over_at_once_after_a_goodbye() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    # Nothing but the goodbye can move the lead within the test: the takeover time is long.
+    slow = {"takeover_after_s": 300.0}
+    async with running(log, replica="c-b", **slow) as first:
+        await until(lambda: first.decider.leads(SPACE), "the first leads")
+        async with running(log, replica="c-a", **slow) as second:
+            await until(lambda: second.standing.rival() is not None, "the second hears the first")
+            await first.stop()
+            second.standing._listening_since -= 300.0
+            await until(lambda: second.decider.leads(SPACE), "the second takes over")
+            assert second.projector.state.spaces[SPACE].term == 2
+
+
+async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
+        # A deposed leader writes between two of our decisions. It is void, but it moved the
+        # subject on, so our next append must notice.
+        await intrude(log, "c-zombie", 0, PolicySet(term=0, version=9, mode="paused"))
+        answer = await ask(log, coordinator, verb="observe")
+        assert answer["spaces"][0]["mode"] == "observe"
+        assert coordinator.decider.conflicts == 1
+        assert coordinator.projector.state.spaces[SPACE].term == 1
+        assert coordinator.projector.state.spaces[SPACE].policy_version == 1
+
+
+async def test_a_deposed_leader_decides_nothing_more_while_the_new_one_lives() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
+        await intrude(log, "c-z", 7, LeaderElected(term=7, replica="c-z"))
+        coordinator.standing.heard(Announce(replica="c-z", term=7, leader=True, position=0))
+        with pytest.raises(NotLeader) as refused:
+            await coordinator.decider.command(SPACE, SetPolicy(space=SPACE, mode="paused"))
+        assert refused.value.leader == "c-z"
+        assert coordinator.projector.state.spaces[SPACE].mode == "on"
+        # It falls silent: the lead is taken back, with a higher term.
+        await until(lambda: coordinator.decider.leads(SPACE), "it takes the lead back")
+        assert coordinator.projector.state.spaces[SPACE].term == 8
+
+
+async def test_two_processes_of_one_replica_name_are_noticed() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
+        await intrude(log, "c-a", 5, LeaderElected(term=5, replica="c-a"))
+        with pytest.raises(NotLeader):
+            await coordinator.decider.command(SPACE, SetPolicy(space=SPACE, mode="paused"))
+
+
+async def test_one_replica_leads_several_spaces_without_colliding_message_ids() -> None:
+    log = MemoryLog()
+    spaces = [f"model-{n:012x}" for n in range(5)]
+    for number, space in enumerate(spaces):
+        await FakeNode(log, f"p{number}", space=space).join()
+    async with running(log) as coordinator:
+        await until(lambda: all(coordinator.decider.leads(s) for s in spaces), "it leads all")
+        answer = await ask(log, coordinator, verb="pause")
+        assert [one["mode"] for one in answer["spaces"]] == ["paused"] * 5
+
+
+def test_standing_waits_for_silence_and_yields_to_the_higher_rank() -> None:
+    now = 100.0
+    standing = Standing("c-m", 3.0, clock=lambda: now)
+    assert not standing.update(0, fresh=False)
+    now += 3.0
+    assert standing.update(0, fresh=False)
+    standing.heard(Announce(replica="c-a", term=1, leader=True, position=0))
+    assert standing.update(2, fresh=False), "a lower term does not matter"
+    standing.heard(Announce(replica="c-z", term=2, leader=True, position=0))
+    assert not standing.update(2, fresh=False), "an equal term goes to the later name"
+    assert not standing.may_take("c-z")
+    now += 2.9
+    assert not standing.update(2, fresh=False)
+    now += 0.2
+    assert standing.update(2, fresh=False)
+    assert standing.may_take("c-z")
+    standing.heard(Announce(replica="c-m", term=9, leader=True, position=0))
+    assert standing.others() == [], "our own echo"
+
+
+def test_a_fresh_ledger_needs_no_waiting() -> None:
+    assert Standing("c-m", 3.0, clock=lambda: 5.0).update(0, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("replica", "a.b"),
+        ("replica", ""),
+        ("silent_after_s", 0.0),
+        ("takeover_after_s", 0.15),
+        ("checkpoints_max", 1),
+        ("stop_timeout_s", float("nan")),
+    ],
+)
+def test_a_wrong_option_is_named(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=option):
+        quick(**{option: value})

@@ -1,0 +1,108 @@
+"""The story of one request, under whichever of its names it is asked for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.support import SPACE
+from tests.unit.replay.writer import DECODE, PREFILL, TURN, write_conversation
+
+import kvferry.core.events
+from kvferry.core.events import Requested
+from kvferry.ledger.memory import MemoryLog
+from kvferry.ledger.subjects import facts_subject
+from kvferry.replay.causes import cause, words
+from kvferry.replay.explain import explain
+
+
+async def test_a_router_id_tells_the_whole_turn_in_order() -> None:
+    log = MemoryLog()
+    await write_conversation(log)
+    story = await explain(log, TURN)
+    assert story.found
+    assert {PREFILL, DECODE, TURN} <= set(story.requests)
+    assert story.transfers == ("p0.7",)
+    # Between the two streams only the store time orders, and that may be equal.
+    assert ("p0", "produced") in [(item.node, item.event) for item in story.items]
+    assert [(one.node, one.event) for one in story.items if one.lane != "blocks"] == [
+        ("d0", "pin_ended"),
+        ("p0", "requested"),
+        ("p0", "transferred"),
+        ("p0", "request_ended"),
+        ("p0", "retained"),
+        ("d0", "requested"),
+        ("d0", "request_ended"),
+        ("p0", "evicted"),
+        ("r0", "turn_ended"),
+    ]
+    assert all(item.text for item in story.items)
+    assert "1024 pulled from d0 over tcp in 31 ms" in story.conclusion
+    assert "36 computed" in story.conclusion
+    assert cause("too_dear").meaning in story.conclusion
+    assert story.cure == cause("too_dear").cure
+
+
+@pytest.mark.parametrize("asked", [PREFILL, f"{TURN}-p", "p0.7"])
+async def test_an_engine_id_a_client_id_and_a_transfer_find_the_pull(asked: str) -> None:
+    log = MemoryLog()
+    await write_conversation(log)
+    story = await explain(log, asked)
+    assert story.transfers == ("p0.7",)
+    assert {"requested", "transferred", "pin_ended"} <= {item.event for item in story.items}
+    # The turn joins both engines' ids; a transfer has only its own.
+    assert (DECODE in story.requests) == (asked != "p0.7")
+
+
+async def test_a_failed_transfer_and_a_miss_are_told_in_plain_words() -> None:
+    log = MemoryLog()
+    await write_conversation(log)
+    failed = await explain(log, "cmpl-failing-0")
+    assert "failed at settle: the source had reused a block" in failed.conclusion
+    missed = await explain(log, "cmpl-missing-0")
+    assert "from token 1536 on" in missed.conclusion
+    assert "byte for byte" in missed.cure
+
+
+async def test_an_unknown_id_suggests_near_ones_then_the_latest() -> None:
+    log = MemoryLog()
+    await write_conversation(log)
+    near = await explain(log, "cmpl-failed-0")
+    assert not near.found
+    assert near.near[0] == "cmpl-failing-0"
+    far = await explain(log, "zz")
+    assert TURN in far.near
+    assert (await explain(MemoryLog(), "zz")).near == ()
+
+
+async def test_unreadable_messages_do_not_stop_a_story() -> None:
+    log = MemoryLog()
+    await log.append(facts_subject(SPACE, "p0"), b"\xc1", message_id="bad")
+    await write_conversation(log)
+    assert (await explain(log, TURN)).found
+
+
+async def test_a_request_that_still_runs_has_its_choice_told() -> None:
+    from tests.unit.replay.writer import Records
+
+    log = MemoryLog()
+    records = Records(log)
+    await records.join("p0")
+    await records.write(
+        "p0", Requested(request="cmpl-running-0", transfer="p0.1", source="d0", wanted=9, granted=4)
+    )
+    story = await explain(log, "cmpl-running-0")
+    assert "pulls from d0" in story.conclusion
+
+
+def test_every_documented_miss_word_has_a_meaning_and_a_cure() -> None:
+    text = Path(kvferry.core.events.__file__).read_text()
+    documented = text.split("``miss`` says why:")[1].split('"""')[0]
+    named = {word.partition("@")[0] for word in re.findall(r"``([a-z_@N]+)``", documented)}
+    assert len(named) >= 18
+    assert named <= words()
+    for word in words():
+        assert len(cause(word).meaning) > 20
+        assert len(cause(word).cure) > 20
+    assert "does not know" in cause("brand_new").meaning
