@@ -29,6 +29,7 @@ STALL_MAX_S = 15.0
 """Without any acknowledgement for so long an append fails."""
 NO_STREAM_MAX_S = 3.0
 """The same where the server says that no stream takes the subject."""
+SETTLE_POLL_S = 0.1
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 1.0
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
@@ -64,6 +65,8 @@ class _Window:
         self.again = ""
         self.no_stream = False
         self.acks = 0
+        self.under_way = 0
+        """Sent on the present life and not answered."""
         self._wake: asyncio.Future[None] | None = None
 
     @property
@@ -80,6 +83,7 @@ class _Window:
 
     def rewind(self) -> None:
         self.next, self.bytes, self.again, self.no_stream = self.base, 0, "", False
+        self.under_way = 0
 
     def take(self) -> tuple[int, Outgoing] | None:
         """The next message to send that is not acknowledged yet."""
@@ -108,6 +112,7 @@ class _Window:
 
     def on_reply(self, which: str, message: Msg) -> None:
         index = int(which)
+        self.under_way = max(0, self.under_way - 1)
         if is_no_responders(message):
             self.again, self.no_stream = "no stream takes it", True
         else:
@@ -147,6 +152,7 @@ class _Window:
             return
         sent = self.messages[self.base : max(self.next, self.base + 1)]
         if any(message.subject.lower() == subject for message in sent):
+            self.under_way = max(0, self.under_way - 1)
             self.failure = LedgerRefused(
                 f"the ledger forbids this user to write {subject}: allow it in the user's "
                 "publish permissions"
@@ -188,6 +194,7 @@ class Appender:
         problem = "no acknowledgement"
         while not window.done:
             if window.failure is not None:
+                await self._settle(window)
                 raise window.failure
             if window.acks > acks:
                 progress_at, acks, again_s = clock(), window.acks, AGAIN_FIRST_S
@@ -202,6 +209,13 @@ class Appender:
             if window.again:
                 await asyncio.sleep(again_s)
                 again_s = min(AGAIN_MAX_S, again_s * 2)
+
+    async def _settle(self, window: _Window) -> None:
+        """Let what is under way be answered: after a refusal nothing more is stored."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + ACK_WAIT_S
+        while window.under_way and clock() < deadline and self._link.up:
+            await window.wait(SETTLE_POLL_S)
 
     def _stalled(self, window: _Window, problem: str) -> LedgerUnavailable:
         subject = window.messages[window.base].subject
@@ -243,6 +257,7 @@ class Appender:
             if taken is None:
                 break
             index, message = taken
+            window.under_way += 1
             try:
                 await self._link.publish(
                     life,

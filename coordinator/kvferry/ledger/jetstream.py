@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from kvferry.errors import LedgerRefused, WrongLastSequence
@@ -141,7 +141,7 @@ class JetStreamLedger:
 
     def read(
         self, stream: str, *, start: int = 1, follow: bool = False, subject: str = ">"
-    ) -> AsyncIterator[Stored]:
+    ) -> AsyncGenerator[Stored, None]:
         """See :meth:`kvferry.ports.log.LogPort.read`.
 
         Messages that the stream no longer keeps are skipped: it begins at the first that is

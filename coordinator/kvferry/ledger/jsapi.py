@@ -22,8 +22,10 @@ MESSAGE_NOT_FOUND = 10037
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 RETRY_CODES = frozenset({408, 429, 500, 503})
 """HTTP-like codes of states that pass: overload, an election, a stream that recovers."""
-PERMANENT = frozenset({10023, 10026, 10039, 10047, 10076})
-"""Codes that come with 503 or 500 and do not pass: resources, or JetStream is not enabled."""
+NO_JETSTREAM = frozenset({10039, 10076})
+NO_ROOM = frozenset({10023, 10028, 10047})
+STORE_FAILED = 10077
+"""Any failure to store: passes, unless the text says that a maximum is reached."""
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -46,10 +48,12 @@ def api_error(what: str, error: dict[str, Any]) -> ApiError | ApiBusy:
     """The error part of an answer as an exception; ``what`` says what was asked."""
     code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
     description = str(error.get("description", "no description"))
-    if code in RETRY_CODES and err_code not in PERMANENT:
-        return ApiBusy(f"{what}: {description} ({err_code})")
-    if err_code in (10039, 10076):
+    if err_code in NO_JETSTREAM:
         description += "; start nats-server with JetStream (-js) and enable it for this account"
+    elif err_code in NO_ROOM:
+        description += "; raise max_file_store of the server or the account, or lower our bounds"
+    elif code in RETRY_CODES and not (err_code == STORE_FAILED and "maximum" in description):
+        return ApiBusy(f"{what}: {description} ({err_code})")
     return ApiError(what, code, err_code, description)
 
 
@@ -60,16 +64,20 @@ class JetStreamApi:
         self._replies = replies
 
     async def call(
-        self, subject: str, body: dict[str, Any] | None = None, *, wait_s: float = CALL_WAIT_S
+        self, subject: str, body: dict[str, Any] | None = None, *, wait_s: float | None = None
     ) -> dict[str, Any]:
         """Ask ``$JS.API.<subject>`` and return the decoded answer.
+
+        ``wait_s`` is :data:`CALL_WAIT_S` unless given.
 
         Raises:
             ApiError: refused; carries the server's codes.
             LedgerUnavailable: no answer in time.
         """
         payload = msgspec.json.encode(body) if body is not None else b""
-        data = await self._replies.request(f"{PREFIX}.{subject}", payload, wait_s=wait_s)
+        data = await self._replies.request(
+            f"{PREFIX}.{subject}", payload, wait_s=wait_s or CALL_WAIT_S
+        )
         try:
             answer = _DECODER.decode(data)
         except msgspec.MsgspecError as error:

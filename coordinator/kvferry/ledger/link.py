@@ -167,7 +167,7 @@ class Link:
         if self._life is not None:
             self._life.lose("closed by us")
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=CONNECT_WAIT_S + 2 * PONG_WAIT_S)
+            await natsclient.cancel({self._task})
         if self._life is not None:
             await natsclient.dispose(self._life.client)
         for listener in list(self._listeners):
@@ -191,8 +191,13 @@ class Link:
     async def _watch(self, life: Life) -> None:
         while not life.lost.done():
             await asyncio.wait({life.lost}, timeout=PROBE_EVERY_S)
-            if not life.lost.done():
-                await self.probe(life)
+            if life.lost.done():
+                return
+            probe = asyncio.create_task(self.probe(life), name="kvferry ledger probe")
+            try:
+                await asyncio.wait({probe, life.lost}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await natsclient.cancel({probe})
 
     async def _replace(self) -> Life | None:
         wait_s = BACKOFF_FIRST_S

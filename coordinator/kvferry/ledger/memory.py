@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from kvferry.errors import LedgerUnavailable, WrongLastSequence
 from kvferry.ledger.mailbox import Mailbox
@@ -85,11 +85,11 @@ class MemoryLog:
 
     # --- LogPort ----------------------------------------------------------------------------
 
-    async def ensure_streams(self, limits: StreamLimits | None = None) -> None:
-        """Both streams always exist here; ``limits`` replaces their bounds."""
-        if limits is not None:
-            self._streams[FACTS_STREAM].max_bytes = limits.facts_max_bytes
-            self._streams[BLOCKS_STREAM].max_bytes = limits.blocks_max_bytes
+    async def ensure_streams(self, **limits: int) -> None:
+        """The streams always exist here; ``limits`` (of :class:`StreamLimits`) are set anew."""
+        bounds = StreamLimits(**limits)
+        self._streams[FACTS_STREAM].max_bytes = bounds.facts_max_bytes
+        self._streams[BLOCKS_STREAM].max_bytes = bounds.blocks_max_bytes
 
     async def append(
         self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
@@ -119,7 +119,7 @@ class MemoryLog:
 
     async def read(
         self, stream: str, *, start: int = 1, follow: bool = False, subject: str = ">"
-    ) -> AsyncIterator[Stored]:
+    ) -> AsyncGenerator[Stored, None]:
         """See :meth:`kvferry.ports.log.LogPort.read`."""
         self._check_open()
         source = self._streams[stream]

@@ -22,6 +22,8 @@ PING_INTERVAL_S = 5
 FLUSH_WAIT_S = 2.0
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 DISPOSE_WAIT_S = 2.0
+CANCEL_WAIT_S = 0.2
+CANCELS_MAX = 20
 
 _TASKS = ("_reading_task", "_ping_interval_task", "_flusher_task", "_reconnection_task")
 _VIOLATION = re.compile(
@@ -101,12 +103,20 @@ async def dispose(client: Client) -> None:
         _log.debug("closing a lost NATS client: %r", error)
     tasks = {getattr(client, name, None) for name in _TASKS}
     tasks |= {getattr(sub, "_wait_for_msgs_task", None) for sub in subscriptions}
-    running = {task for task in tasks if isinstance(task, asyncio.Task) and not task.done()}
-    running.discard(asyncio.current_task())
-    for task in running:
-        task.cancel()
+    await cancel({task for task in tasks if isinstance(task, asyncio.Task)})
+
+
+async def cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel and await, in bounded time; again and again, for nats-py swallows some cancels."""
+    running = {task for task in tasks if not task.done()} - {asyncio.current_task()}
+    for _ in range(CANCELS_MAX):
+        if not running:
+            return
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=CANCEL_WAIT_S)
     if running:
-        await asyncio.wait(running, timeout=DISPOSE_WAIT_S)
+        _log.error("tasks that do not end: %s", ", ".join(task.get_name() for task in running))
 
 
 def violation(error: Exception) -> tuple[str, str] | None:
