@@ -131,11 +131,13 @@ class PlanService:
         worth = [one for one in ranked if one.worth]
         if not worth:
             return self._miss("too_dear", mode, longest_ms)
+        if mode == MODE_OBSERVE:
+            # No source is named: whoever asks before it heard of its mode must not pull either.
+            return self._miss(MODE_OBSERVE, mode, longest_ms)
         return PlanAnswer(
             replica=self._replica,
             candidates=tuple(_candidate(space, one) for one in worth[:CANDIDATES_MAX]),
             recompute_ms=longest_ms,
-            miss=MODE_OBSERVE if mode == MODE_OBSERVE else "",
             mode=mode,
             position=self._projector.state.position,
         )

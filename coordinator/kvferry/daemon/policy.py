@@ -37,7 +37,7 @@ class Policies:
     async def set(self, query: Query) -> Answer | Failure:
         """Put a mode in force for a space or a node, or for all spaces with ``space`` empty.
 
-        The answer lists under ``spaces`` what was set, with the policy's version and
+        The answer lists under ``set`` what is in force now, with the policy's version and
         the mode that each joined node has now.
         """
         mode = VERBS[query.verb]
@@ -61,7 +61,7 @@ class Policies:
             if decision.refused:
                 return Failure(error=decision.refused, reason="refused")
             done.append(self._in_force(name, query.node, bool(decision.events)))
-        return {"spaces": done}
+        return {"set": done}
 
     def _spaces(self, query: Query) -> list[str] | Failure:
         known = {

@@ -98,7 +98,7 @@ async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:
         # subject on, so our next append must notice.
         await intrude(log, "c-zombie", 0, PolicySet(term=0, version=9, mode="paused"))
         answer = await ask(log, coordinator, verb="observe")
-        assert answer["spaces"][0]["mode"] == "observe"
+        assert answer["set"][0]["mode"] == "observe"
         assert coordinator.decider.conflicts == 1
         assert coordinator.projector.state.spaces[SPACE].term == 1
         assert coordinator.projector.state.spaces[SPACE].policy_version == 1
@@ -138,7 +138,7 @@ async def test_one_replica_leads_several_spaces_without_colliding_message_ids() 
     async with running(log) as coordinator:
         await until(lambda: all(coordinator.decider.leads(s) for s in spaces), "it leads all")
         answer = await ask(log, coordinator, verb="pause")
-        assert [one["mode"] for one in answer["spaces"]] == ["paused"] * 5
+        assert [one["mode"] for one in answer["set"]] == ["paused"] * 5
 
 
 def test_standing_waits_for_silence_and_yields_to_the_higher_rank() -> None:

@@ -61,7 +61,7 @@ async def test_pause_reaches_nodes_as_control_and_heals_a_lost_one() -> None:
         last = await d0.facts()
         await settled(coordinator, last)
         answer = await ask(log, coordinator, verb="pause", space=SPACE, who="ops")
-        assert answer["spaces"] == [
+        assert answer["set"] == [
             {
                 "space": SPACE,
                 "node": "",
@@ -77,7 +77,7 @@ async def test_pause_reaches_nodes_as_control_and_heals_a_lost_one() -> None:
         await until(lambda: [c for c in d0.controls if c.mode == "paused"], "d0 is told again")
         assert {c.version for c in d0.controls if c.verb == "policy"} == {1}
         again = await ask(log, coordinator, verb="pause", space=SPACE)
-        assert again["spaces"][0]["changed"] is False
+        assert again["set"][0]["changed"] is False
         await ask(log, coordinator, verb="resume")
         await until(lambda: [c for c in d0.controls if c.mode == "on"], "d0 resumes")
         await p0.stop()

@@ -181,6 +181,6 @@ async def test_it_works_on_after_the_server_was_killed_and_started_again(
         assert [one.node for one in answer.candidates] == ["d0"]
         space = coordinator.projector.state.spaces[SPACE]
         assert {node.status for node in space.nodes.values()} == {JOINED}
-        assert (await ask(ledger, coordinator, verb="pause"))["spaces"][0]["mode"] == "paused"
+        assert (await ask(ledger, coordinator, verb="pause"))["set"][0]["mode"] == "paused"
         await p0.stop()
         await d0.stop()
