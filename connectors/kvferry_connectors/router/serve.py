@@ -36,6 +36,8 @@ def run(
     Raises:
         ConfigError: the address cannot be listened on.
     """
+    # httpx logs every request at INFO, health probes included; a turn has a line of its own.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(_serve(settings, host, port, ready))
 
 
