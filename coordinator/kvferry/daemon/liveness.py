@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 
@@ -13,25 +12,21 @@ from kvferry.core.applied import Applied
 from kvferry.core.commands import Heard, NodeSilent
 from kvferry.core.effects import Effect, SendControl
 from kvferry.core.events import FACTS
-from kvferry.core.messages import Heartbeat, control_subject, encode
+from kvferry.core.messages import Control, Heartbeat, control_subject, encode
 from kvferry.core.state import FENCED, JOINED
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.projector import Projector
+from kvferry.daemon.resync import NODES_MAX, Key, ResyncTimer
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import LedgerError
 from kvferry.ports.log import BusPort, Reply
 
 log = logging.getLogger("kvferry.daemon")
 
-NODES_MAX = 4_096
-RESYNC_AFTER_S = 1.0
-"""A node that is not known as it says may only be ahead of our fold: ask it after so long."""
-RESYNC_EVERY_S = 5.0
 LAG_MAX_MS = 1_000.0
 """With a state older than this nobody is given up and nobody is asked to begin anew."""
 
 _HEARTBEATS = msgspec.msgpack.Decoder(Heartbeat)
-Key = tuple[str, str]
 
 
 class Life(msgspec.Struct):
@@ -69,7 +64,7 @@ class Liveness:
         self._since = clock()
         self._checked = clock()
         self._wrote: dict[Key, float] = {}
-        self._resync_wanted: dict[Key, tuple[float, float]] = {}
+        self._resync = ResyncTimer(clock)
         projector.observe(self._on_applied)
 
     async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
@@ -84,16 +79,22 @@ class Liveness:
         self.lives[key] = Life(beat, self._clock())
         if len(self.lives) > NODES_MAX:
             del self.lives[next(iter(self.lives))]
-        if self._standing.leading:
-            await self._decider.react(
-                Heard(
-                    space=beat.space,
-                    node=beat.node,
-                    incarnation=beat.incarnation,
-                    epoch=beat.epoch,
-                    lagging=self._lagging(),
-                )
+        if not self._standing.leading:
+            return
+        lagging = self._lagging()
+        await self._decider.react(
+            Heard(
+                space=beat.space,
+                node=beat.node,
+                incarnation=beat.incarnation,
+                epoch=beat.epoch,
+                lagging=lagging,
             )
+        )
+        why = "" if lagging else self._resync.stuck(self._projector.state, beat)
+        if why:
+            control = Control(verb="resync", why=why, incarnation=beat.incarnation)
+            await self.perform(SendControl(space=beat.space, node=beat.node, control=control))
 
     def restart(self) -> None:
         """Give every node its full time again."""
@@ -130,7 +131,7 @@ class Liveness:
         if not isinstance(effect, SendControl):
             log.error("an effect of kind %s is not known here", type(effect).__name__)
             return
-        if effect.control.verb == "resync" and not self._resync_due((effect.space, effect.node)):
+        if effect.control.verb == "resync" and not self._resync.due((effect.space, effect.node)):
             return
         await self._bus.publish(control_subject(effect.space, effect.node), encode(effect.control))
 
@@ -159,16 +160,6 @@ class Liveness:
                     command.silent_ms / 1000,
                 )
 
-    def _resync_due(self, key: Key) -> bool:
-        """Whether the node was out of step for long enough, and was not just asked."""
-        now = self._clock()
-        since, asked = self._resync_wanted.get(key, (now, -math.inf))
-        due = now - since >= RESYNC_AFTER_S and now - asked >= RESYNC_EVERY_S
-        self._resync_wanted[key] = (since, now if due else asked)
-        if len(self._resync_wanted) > NODES_MAX:
-            del self._resync_wanted[next(iter(self._resync_wanted))]
-        return due
-
     def _on_applied(self, applied: list[Applied]) -> None:
         """Facts are a sign of life too, and a node that wrote one is in step."""
         if not applied or applied[0].lane != FACTS:
@@ -178,4 +169,4 @@ class Liveness:
         self._wrote[key] = self._clock()
         if len(self._wrote) > NODES_MAX:
             del self._wrote[next(iter(self._wrote))]
-        self._resync_wanted.pop(key, None)
+        self._resync.in_step(key)

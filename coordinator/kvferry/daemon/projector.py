@@ -136,12 +136,11 @@ class Projector:
         if found is not None:
             self.state = found
             self.index = ResidencyIndex.from_state(found)
-        log.info(
-            "folding from %d to %d (%s)",
-            self.state.position + 1,
-            bounds.last,
-            "from a checkpoint" if found is not None else "no checkpoint fits",
-        )
+        if bounds.last:
+            how = "begun at a checkpoint" if found is not None else "no checkpoint fits"
+            log.info("folding %d to %d (%s)", self.state.position + 1, bounds.last, how)
+        else:
+            log.info("the ledger is empty: waiting for the first node to join")
         self.loaded = True
         self._note_level()
 

@@ -128,6 +128,10 @@ async def test_killed_under_appends_and_started_again_it_comes_to_the_same_state
         await until(lambda: "c-second" in heard, "the second announces itself")
         appending = False
         await writer
+        # It can only decide this once it took the lead from the killed one.
+        resume = encode_query(Query(verb="resume"))
+        decided = decode_answer(await ledger.request("kvfbus.query.c-second", resume, BOUND_S))
+        assert "error" not in decided
         last = (await ledger.bounds(FACTS_STREAM)).last
         query = encode_query(Query(verb="digest", position=last, timeout_s=BOUND_S))
         live = decode_answer(await ledger.request("kvfbus.query.c-second", query, BOUND_S))
