@@ -1,0 +1,96 @@
+"""`kvferry router`, found through the entry-point group ``kvferry.commands``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from kvferry_connectors.router.serve import run
+from kvferry_connectors.router.settings import RouterSettings, parse_engines
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def command(
+    prefill: Annotated[
+        list[str],
+        typer.Option(
+            "--prefill",
+            metavar="[NAME=]URL",
+            help="A prefill engine's OpenAI server, as p0=http://10.0.0.1:8100. Repeatable; "
+            "bare URLs are called p0, p1 and so on.",
+        ),
+    ],
+    decode: Annotated[
+        list[str],
+        typer.Option(
+            "--decode",
+            metavar="[NAME=]URL",
+            help="A decode engine's OpenAI server. Repeatable; bare URLs are called d0, d1 "
+            "and so on.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0: a free one.")
+    ] = 8000,
+    nats: Annotated[
+        str,
+        typer.Option(
+            "--nats",
+            envvar="KVFERRY_NATS",
+            metavar="URL",
+            help="Where turns are recorded. Without it: the ledger of a running `kvferry up`, "
+            "else nowhere.",
+            show_default=False,
+        ),
+    ] = "",
+    node: Annotated[
+        str,
+        typer.Option("--node", metavar="NODE", help="This router's own name in the ledger."),
+    ] = "router",
+    engine_api_key: Annotated[
+        str,
+        typer.Option(
+            "--engine-api-key",
+            envvar="KVFERRY_ENGINE_API_KEY",
+            metavar="KEY",
+            help="Sent to the engines instead of what the client sent.",
+            show_default=False,
+        ),
+    ] = "",
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            "--drain-s", min=0.0, help="Seconds that a stopping router waits for open requests."
+        ),
+    ] = 30.0,
+) -> None:
+    """Serve an OpenAI-compatible API in front of prefill and decode engines.
+
+    Conversations stay with the decode engine that holds their KV, and hints never leave the
+    house. Stops cleanly on Ctrl-C or SIGTERM.
+
+    Examples:
+
+      kvferry router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
+
+      kvferry router --prefill p0=http://a:8000 --decode d0=http://b:8000 --decode d1=http://c:8000
+    """
+    settings = RouterSettings(
+        prefill=parse_engines(prefill, "p"),
+        decode=parse_engines(decode, "d"),
+        node=node,
+        nats_url=nats,
+        engine_api_key=engine_api_key,
+        drain_s=drain_s,
+    )
+    logging.getLogger("kvferry").setLevel(
+        min(logging.INFO, logging.getLogger("kvferry").getEffectiveLevel())
+    )
+    run(settings, host, port, ready=lambda url: typer.echo(f"router listens on {url}", err=True))

@@ -1,0 +1,1 @@
+"""What ``kvferry doctor`` looks at; one module an area. Each check returns findings."""

@@ -1,0 +1,118 @@
+"""What every command shares: its common options, and a connection within a bound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kvferry.cli import statefile
+from kvferry.errors import LedgerUnavailable
+from kvferry.ledger.credentials import Credentials, without_secrets
+from kvferry.ledger.jetstream import JetStreamLedger, connect
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+CONNECT_S = 5.0
+CREDENTIAL_VARIABLES = {
+    "KVFERRY_NATS_USER": "user",
+    "KVFERRY_NATS_PASSWORD": "password",
+    "KVFERRY_NATS_TOKEN": "token",
+    "KVFERRY_NATS_NKEY_FILE": "nkey_seed_file",
+    "KVFERRY_NATS_CREDS_FILE": "creds_file",
+    "KVFERRY_NATS_TLS_CA": "tls_ca",
+    "KVFERRY_NATS_TLS_CERT": "tls_cert",
+    "KVFERRY_NATS_TLS_KEY": "tls_key",
+}
+"""Secrets come from the environment: a command's arguments can be read by every user."""
+INBOX_VARIABLE = "KVFERRY_NATS_INBOX_PREFIX"
+
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        envvar="KVFERRY_NATS",
+        metavar="URL",
+        help="The NATS server that keeps the ledger. Without it: the one of a running "
+        f"`kvferry up`, else {DEFAULT_URL}.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document with stable keys on stdout."),
+]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Which ledger a command talks to, and why that one."""
+
+    url: str
+    origin: str
+    cure: str
+
+    @property
+    def shown(self) -> str:
+        """The url without a password."""
+        return without_secrets(self.url)
+
+
+def find_ledger(option: str | None) -> Target:
+    """``--nats`` or its environment variable, else the running ``up``, else the default."""
+    if option:
+        return Target(
+            option,
+            "--nats or KVFERRY_NATS",
+            "check the URL, and that the server runs and can be reached from here",
+        )
+    up = statefile.load()
+    if up is not None:
+        return Target(
+            up.url,
+            f"the `kvferry up` of process {up.pid}",
+            f"see what the `kvferry up` of process {up.pid} prints",
+        )
+    return Target(
+        DEFAULT_URL,
+        "the default, as no `kvferry up` runs",
+        "start a ledger with `kvferry up`, or name one with --nats URL",
+    )
+
+
+def credentials(env: Mapping[str, str] = os.environ) -> Credentials:
+    """Who we are to the server, from :data:`CREDENTIAL_VARIABLES`."""
+    given = {field: env[name] for name, field in CREDENTIAL_VARIABLES.items() if env.get(name)}
+    return Credentials(**given)
+
+
+async def connected(
+    target: Target, *, name: str = "kvferry-cli", timeout_s: float = CONNECT_S
+) -> JetStreamLedger:
+    """A connection that the caller closes.
+
+    Raises:
+        LedgerUnavailable: no server within ``timeout_s``; the text says which and the cure.
+    """
+    try:
+        return await connect(
+            target.url,
+            name=name,
+            credentials=credentials(),
+            inbox_prefix=os.environ.get(INBOX_VARIABLE) or "_INBOX",
+            timeout_s=timeout_s,
+        )
+    except LedgerUnavailable as error:
+        raise LedgerUnavailable(f"{error} (it comes from {target.origin})") from error
+
+
+@asynccontextmanager
+async def open_ledger(target: Target) -> AsyncIterator[JetStreamLedger]:
+    """A connection for the time of a command; raises as :func:`connected` does."""
+    ledger = await connected(target)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()

@@ -1,0 +1,119 @@
+"""`kvferry coordinator`: the coordinator alone, beside a NATS server that somebody else runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+import typer
+
+from kvferry.cli import guard
+from kvferry.cli.context import NatsOption, Target, connected, find_ledger
+from kvferry.cli.serving import StopRequest, serve_coordinator
+from kvferry.cli.streams import create_missing
+from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
+from kvferry.errors import LedgerUnavailable
+from kvferry.ledger.jetstream import JetStreamLedger
+
+log = logging.getLogger("kvferry.cli")
+RETRY_S = 1.0
+TRY_S = 5.0
+
+
+@guard.guarded
+def command(
+    nats: NatsOption = None,
+    replica: Annotated[
+        str,
+        typer.Option(
+            "--replica",
+            metavar="NAME",
+            help="This coordinator's name among others; by default a new one.",
+            show_default=False,
+        ),
+    ] = "",
+    silent_after_s: Annotated[
+        float,
+        typer.Option(
+            "--silent-after-s", help="Seconds without a heartbeat until a node counts as gone."
+        ),
+    ] = 5.0,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait-s", min=0.0, help="Seconds to wait for the NATS server at start, then code 3."
+        ),
+    ] = 60.0,
+    stream_replicas: Annotated[
+        int,
+        typer.Option(
+            "--stream-replicas",
+            min=1,
+            max=5,
+            help="Copies of each stream that has to be created; 3 in production. Streams that "
+            "exist are left as they are.",
+        ),
+    ] = 1,
+) -> None:
+    """Run a coordinator. Two or more may run: one leads, all answer plans.
+
+    Engines go on serving without it; a new one folds the ledger and knows all. Stops cleanly on
+    Ctrl-C or SIGTERM.
+
+    Examples:
+
+      kvferry coordinator --nats nats://10.0.0.7:4222
+
+      kvferry coordinator --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3
+    """
+    settings = CoordinatorSettings(
+        replica=replica or new_replica_name(), silent_after_s=silent_after_s
+    )
+    logging.getLogger("kvferry").setLevel(
+        min(logging.INFO, logging.getLogger("kvferry").getEffectiveLevel())
+    )
+    guard.run(_serve(find_ledger(nats), settings, wait_s, stream_replicas))
+
+
+async def _serve(
+    target: Target, settings: CoordinatorSettings, wait_s: float, stream_replicas: int
+) -> None:
+    with StopRequest() as stop:
+        ledger = await _patiently(target, settings.replica, wait_s, stop)
+        if ledger is None:
+            return
+        try:
+            await create_missing(ledger, stream_replicas)
+            await serve_coordinator(
+                ledger,
+                settings,
+                stop,
+                lambda: guard.note(f"coordinator {settings.replica} serves {target.shown}"),
+            )
+        finally:
+            await ledger.close()
+
+
+async def _patiently(
+    target: Target, name: str, wait_s: float, stop: StopRequest
+) -> JetStreamLedger | None:
+    """A connection within ``wait_s``; None when a signal came first."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    warned = False
+    while not stop.event.is_set():
+        try:
+            return await connected(target, name=name, timeout_s=TRY_S)
+        except LedgerUnavailable as error:
+            if loop.time() + RETRY_S > until:
+                raise
+            if not warned:
+                log.warning("%s; trying again for %.0f s", error, wait_s)
+                warned = True
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await stop.event.wait()
+        except TimeoutError:
+            continue
+    return None

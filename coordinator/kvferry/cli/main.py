@@ -1,0 +1,104 @@
+"""The ``kvferry`` command."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from kvferry.cli import (
+    coordinator,
+    doctor,
+    events,
+    explain,
+    plugins,
+    policy,
+    replay,
+    status,
+    up,
+    version,
+)
+
+RUN, LOOK, STEER = "Run", "Look", "Steer"
+HELP = """Carries KV cache between LLM engines, both ways, and keeps a ledger of every move.
+
+Start with `kvferry up`, give its output to your vLLM servers, then look with `kvferry status`.
+
+Exit codes: 0 all is well, 1 found trouble, 2 wrong usage, 3 the ledger cannot be used.
+"""
+
+app = typer.Typer(
+    name="kvferry",
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"kvferry {version.installed('kvferry')}")
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            envvar="KVFERRY_DEBUG",
+            help="Log everything on stderr, and show tracebacks of errors.",
+        ),
+    ] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version of kvferry.",
+        ),
+    ] = False,
+) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("kvferry").setLevel(logging.DEBUG if debug else logging.NOTSET)
+
+
+app.command("up", rich_help_panel=RUN)(up.command)
+app.command("coordinator", rich_help_panel=RUN)(coordinator.command)
+app.command("router", rich_help_panel=RUN, context_settings=plugins.PASS_ON)(
+    plugins.passing(
+        "router",
+        "router",
+        "Serve an OpenAI-compatible API in front of prefill and decode engines.",
+    )
+)
+app.command("demo", rich_help_panel=RUN, context_settings=plugins.PASS_ON)(
+    plugins.passing(
+        "demo",
+        "embedded,router",
+        "Show two engines that pull each other's KV, on this machine.",
+    )
+)
+app.command("status", rich_help_panel=LOOK)(status.command)
+app.command("events", rich_help_panel=LOOK)(events.command)
+app.command("explain", rich_help_panel=LOOK)(explain.command)
+app.command("replay", rich_help_panel=LOOK)(replay.command)
+app.command("doctor", rich_help_panel=LOOK)(doctor.command)
+app.command("version", rich_help_panel=LOOK)(version.command)
+app.command("pause", rich_help_panel=STEER)(policy.pause)
+app.command("resume", rich_help_panel=STEER)(policy.resume)
+app.command("observe", rich_help_panel=STEER)(policy.observe)
+
+
+def main() -> None:
+    """Entry point of the ``kvferry`` script."""
+    app()

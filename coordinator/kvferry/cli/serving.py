@@ -1,0 +1,74 @@
+"""Run a coordinator until a signal, in a process of its own or beside an embedded server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from kvferry.daemon.coordinator import Coordinator
+from kvferry.daemon.settings import CoordinatorSettings
+from kvferry.errors import KVFerryError
+from kvferry.ledger.jetstream import JetStreamLedger
+
+log = logging.getLogger("kvferry.cli")
+STOP_GRACE_S = 5.0
+"""Beyond the coordinator's own bound; then it is cancelled."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Set by Ctrl-C or SIGTERM. A second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def __enter__(self) -> StopRequest:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _on_signal(self) -> None:
+        self._release()
+        self.event.set()
+
+    def _release(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def serve_coordinator(
+    ledger: JetStreamLedger,
+    settings: CoordinatorSettings,
+    stop: StopRequest,
+    on_started: Callable[[], None],
+) -> None:
+    """Run until ``stop`` is set, then stop cleanly.
+
+    Raises:
+        KVFerryError: the coordinator ended by itself.
+    """
+    coordinator = Coordinator(ledger, ledger, ledger, settings)
+    running = asyncio.create_task(coordinator.run(), name="coordinator")
+    stopping = asyncio.create_task(stop.event.wait(), name="stop request")
+    try:
+        on_started()
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+            raise KVFerryError("the coordinator ended by itself; its log says why")
+    finally:
+        stopping.cancel()
+        try:
+            async with asyncio.timeout(settings.stop_timeout_s + STOP_GRACE_S):
+                await coordinator.stop()
+        except TimeoutError:
+            log.warning("the coordinator does not stop; it is cut off")
+            running.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)
