@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong, with the cure."""
     reason: str
     """A stable word: ``bad_query``, ``unknown_space``, ``unknown_node``, ``refused``,
-    ``not_leader``, ``behind``, ``ledger``, ``busy``, ``internal``."""
+    ``not_leader``, ``behind``, ``ledger``, ``busy``, ``too_large``, ``internal``."""
     leader: str = ""
     """For ``not_leader``: whom to ask."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 
 from kvferry.core.commands import SetPolicy
 from kvferry.core.state import JOINED, MODE_OBSERVE, MODE_ON, MODE_PAUSED, SpaceState
@@ -49,9 +48,7 @@ class Policies:
             return waited
         done: list[Answer] = []
         for name in spaces:
-            command = SetPolicy(
-                space=name, mode=mode, node=query.node, who=query.who or getpass.getuser()
-            )
+            command = SetPolicy(space=name, mode=mode, node=query.node, who=query.who or "unknown")
             try:
                 decision = await self._decider.command(name, command)
             except NotLeader as error:

@@ -10,7 +10,7 @@ from kvferry.core.digest import digest
 from kvferry.daemon.messages import Answer, Failure, Query, decode_query, encode_answer
 from kvferry.daemon.policy import VERBS, Policies
 from kvferry.daemon.projector import Projector
-from kvferry.errors import CodecError, LedgerUnavailable
+from kvferry.errors import CodecError, LedgerError, LedgerUnavailable
 from kvferry.ports.log import Reply
 from kvferry.replay.status import summarize
 
@@ -18,6 +18,8 @@ log = logging.getLogger("kvferry.daemon")
 
 RUNNING_MAX = 32
 WAIT_MAX_S = 30.0
+ANSWER_BYTES_MAX = 900 * 1024
+"""A NATS server takes messages of 1 MiB by default."""
 
 Live = Callable[[], Answer]
 
@@ -84,9 +86,18 @@ class Queries:
         if isinstance(answer, Failure):
             self.failed += 1
         self.answered += 1
+        payload = encode_answer(answer)
+        if len(payload) > ANSWER_BYTES_MAX:
+            payload = encode_answer(
+                Failure(
+                    error=f"the answer has {len(payload)} bytes, more than one message holds; "
+                    "fold the ledger instead (`kvferry replay`)",
+                    reason="too_large",
+                )
+            )
         try:
-            await reply(encode_answer(answer))
-        except LedgerUnavailable as error:
+            await reply(payload)
+        except LedgerError as error:
             log.info("an answer could not be sent: %s", error)
 
     async def _digest(self, query: Query) -> Answer | Failure:

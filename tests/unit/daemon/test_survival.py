@@ -15,6 +15,7 @@ from tests.unit.daemon.support import (
     plan,
     plan_request,
     pulled,
+    quick,
     running,
     settled,
     until,
@@ -22,7 +23,9 @@ from tests.unit.daemon.support import (
 
 from kvferry.core.digest import digest
 from kvferry.core.events import Checkpoint, Evicted
+from kvferry.daemon.coordinator import Coordinator
 from kvferry.errors import LedgerUnavailable
+from kvferry.ledger.codec import decode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import facts_subject
 from kvferry.ports.log import FACTS_STREAM
@@ -135,8 +138,6 @@ async def test_a_restart_continues_from_its_checkpoint_with_the_same_state() -> 
 
 
 async def _events(log: MemoryLog) -> Any:
-    from kvferry.ledger.codec import decode
-
     async for stored in log.read(FACTS_STREAM):
         for entry in decode(stored.data).entries:
             yield entry.event
@@ -189,9 +190,6 @@ async def test_it_starts_before_the_ledger_answers_and_stops_within_its_bound() 
         raise LedgerUnavailable("not yet")
 
     log.bounds = unavailable  # type: ignore[method-assign]
-    from tests.unit.daemon.support import quick
-
-    from kvferry.daemon.coordinator import Coordinator
 
     coordinator = Coordinator(log, log, log, quick())
     task = asyncio.create_task(coordinator.run())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.daemon.support import SPACE
-from tests.unit.replay.writer import DECODE, PREFILL, TURN, write_conversation
+from tests.unit.replay.writer import DECODE, PREFILL, TURN, Records, write_conversation
 
 import kvferry.core.events
 from kvferry.core.events import Requested
@@ -84,8 +84,6 @@ async def test_unreadable_messages_do_not_stop_a_story() -> None:
 
 
 async def test_a_request_that_still_runs_has_its_choice_told() -> None:
-    from tests.unit.replay.writer import Records
-
     log = MemoryLog()
     records = Records(log)
     await records.join("p0")

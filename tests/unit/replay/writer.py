@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from tests.unit.daemon.support import BLOCK, SPACE, chain, offer
 
 from kvferry.core.envelope import Batch, Entry
@@ -158,6 +159,4 @@ def pull(transfer: str, request: str, source: str) -> tuple[AnyEvent, ...]:
 
 def altered(event: Retained) -> Retained:
     """The same event, but one block shorter."""
-    import msgspec
-
     return msgspec.structs.replace(event, count=event.count - 1)
