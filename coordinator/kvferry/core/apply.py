@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvferry.core.applied import Applied
 from kvferry.core.envelope import Batch, Entry, Position
-from kvferry.core.events import BLOCKS, COORD
+from kvferry.core.events import BLOCKS, COORD, FACTS
 from kvferry.core.evolve import fold
 from kvferry.core.lanes import accept, adopt, begins, lane_of
 from kvferry.core.state import QUARANTINED_MAX, LaneState, Quarantined, State
@@ -26,7 +26,10 @@ def apply_batch(state: State, batch: Batch, position: Position) -> list[Applied]
     done: list[Applied] = []
     if not batch.entries:
         return done
-    if batch.lane == COORD:
+    if batch.lane != FACTS:
+        if batch.lane != COORD:
+            bump(state.dropped, "unknown_lane")
+            return done
         # The server's expected-last-subject-sequence orders this lane.
         _fold_all(state, batch, batch.seq, batch.entries, position, done)
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -55,6 +56,7 @@ def decode(data: bytes) -> State:
     return state
 
 
+@cache
 def fingerprint() -> str:
     """16 hex digits over the fields and types of state and events and the fold's version."""
     lines = {f"fold {FOLD_VERSION}"}

@@ -198,7 +198,7 @@ class State(msgspec.Struct, kw_only=True):
     quarantined_total: int = 0
     dropped: dict[str, int] = {}
     """Batches and events that were not applied, by why: ``duplicate``, ``superseded``, ``void``,
-    ``fenced``, ``deposed``, ``not_begun``. Not part of the digest."""
+    ``fenced``, ``deposed``, ``not_begun``, ``unknown_lane``. Not part of the digest."""
 
     def space(self, name: str) -> SpaceState:
         """The space of that name; an empty one is made when there is none."""
