@@ -164,7 +164,9 @@ def _send(stream: FrameSocket, frame: AnyFrame, deadline_s: float) -> None:
 
 
 def _expect(stream: FrameSocket, kind: type[FrameT], deadline_s: float) -> FrameT:
-    frame = stream.receive(timeout_s=deadline_s - time.monotonic(), limit=HANDSHAKE_FRAME_BYTES_MAX)
+    # Waiting for a frame and taking it in share what is left of the time.
+    half_s = max(0.0, deadline_s - time.monotonic()) / 2
+    frame = stream.receive(timeout_s=half_s, frame_s=half_s, limit=HANDSHAKE_FRAME_BYTES_MAX)
     if frame is None:
         raise PeerUnreachable(f"no {kind.__name__} in time")
     if isinstance(frame, Refused):
