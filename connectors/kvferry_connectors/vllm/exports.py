@@ -1,0 +1,169 @@
+"""The source's side on the engine thread: blocks offered from the engine's cache, and leases.
+
+An offer costs the engine nothing: the block pool's soft lease (``unpin_blocks``) leaves a block
+counted free and calls us back when it is handed out again. A lease is a reference count taken
+with ``touch``; it ends in the scheduler hooks that come before somebody would have to wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvferry.node.leases import LeaseTable
+
+from kvferry.node.export import ExportTable
+from kvferry.node.outbox import Outbox
+from kvferry_connectors.vllm.items import Cleared, Leased, LeaseEnded, Offered, Reused
+from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.tracked import Tracked
+
+GROUP_BYTES = 4
+"""The pool's own key is the block hash followed by so many bytes of group id."""
+
+
+class Exports:
+    """What this engine offers. All methods run on the engine thread."""
+
+    def __init__(
+        self,
+        pool: Any,
+        table: ExportTable,
+        outbox: Outbox,
+        options: Options,
+        *,
+        incarnation: str,
+        caching: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._table = table
+        self._outbox = outbox
+        self._options = options
+        self._incarnation = incarnation
+        self._watched: dict[int, bytes] = {}
+        self._reused: list[bytes] = []
+        self._offers: dict[bytes, str] = {}
+        """Tail hash of each chain that is offered whole, to its offer."""
+        self._counter = itertools.count(1)
+        self._leased: dict[str, list[Any]] = {}
+        total = len(pool.blocks)
+        self._leases = LeaseTable(int(total * options.lease_budget), clock)
+        self._watermark = int(total * options.free_watermark)
+        self.paused = False
+        if caching:
+            table.check = self._present_hash
+
+    def offer(self, tracked: Tracked, block_ids: list[int], blocks: int) -> tuple[str, int]:
+        """Offer the first ``blocks`` blocks of a finished request; returns offer id and length."""
+        hashes = tracked.hashes[:blocks]
+        if self.paused or not hashes:
+            return "", 0
+        every = self._pool.blocks
+        chosen = [every[i] for i in block_ids[:blocks]]
+        fresh = [b for b in chosen if b.block_id not in self._watched]
+        if fresh:
+            # The request still holds them: take a second reference and give it back softly, so
+            # that the pool tells us of the reuse that follows the request's own free.
+            self._pool.touch(fresh)
+            self._pool.unpin_blocks(fresh, self._on_reuse)
+        for block, chain_hash in zip(chosen, hashes, strict=True):
+            self._watched.setdefault(block.block_id, chain_hash)
+        self._table.offer(hashes, block_ids[:blocks])
+        known = self._offers.get(hashes[-1])
+        if known is not None and not fresh:
+            return known, blocks  # Not one block was reused since: the offer still stands.
+        offer = f"{self._incarnation}.{next(self._counter)}"
+        self._offers[hashes[-1]] = offer
+        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
+        return offer, blocks
+
+    def lease(self, offer: str, block_ids: list[int], blocks: int) -> bool:
+        """Keep an offer's blocks until they are read, expired or needed."""
+        ttl_ms = self._options.lease_ms
+        lease = f"{offer}L{next(self._counter)}"
+        ids = block_ids[:blocks]
+        if self.paused or not self._outbox.admit() or self._free_is_low():
+            return False
+        if not self._leases.grant(lease, ids, ttl_ms, float(blocks)):
+            return False
+        held = [self._pool.blocks[i] for i in ids]
+        self._pool.touch(held)
+        self._leased[lease] = held
+        self._outbox.hand_over(Leased(lease, offer, ttl_ms))
+        return True
+
+    def each_step(self) -> None:
+        """Once a step: tell of reused blocks, end expired leases and those that press."""
+        if self._reused:
+            gone, self._reused = self._reused, []
+            self._outbox.hand_over(Reused(gone))
+        if self._leased:
+            for lease in self._leases.expired():
+                self._end_lease(lease, "expired")
+            if self.paused:
+                self.end_leases("paused")
+            elif self._free_is_low():
+                self.make_room(self._watermark - self._pool.get_num_free_blocks())
+
+    def make_room(self, blocks: int) -> bool:
+        """End leases, least value first and never while pinned, until ``blocks`` are freed."""
+        if blocks <= 0 or not self._leased:
+            return False
+        ended = False
+        for lease in self._leases.victims(blocks, self._table.pinned_blocks()):
+            self._end_lease(lease, "pressure")
+            ended = True
+        return ended
+
+    def room_for(self, blocks: int) -> None:
+        """A waiting request is about to allocate ``blocks``: leases must not be in its way."""
+        if self._leased:
+            self.make_room(blocks + self._watermark - self._pool.get_num_free_blocks())
+
+    def end_leases(self, reason: str) -> None:
+        """End every lease that is not pinned."""
+        for lease in self._leases.victims(len(self._pool.blocks), self._table.pinned_blocks()):
+            self._end_lease(lease, reason)
+
+    def clear(self, reason: str) -> None:
+        """Withdraw everything: pause, cache reset, new weights, shutdown."""
+        for lease in list(self._leased):
+            self._end_lease(lease, reason)
+        self._table.clear()
+        self._watched.clear()
+        self._reused.clear()
+        self._offers.clear()
+        self._outbox.hand_over(Cleared(reason))
+
+    def holds_leases(self) -> bool:
+        """Whether ending leases could free blocks."""
+        return bool(self._leased)
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _on_reuse(self, block: Any) -> None:
+        block_id = block.block_id
+        chain_hash = self._watched.pop(block_id, None)
+        if chain_hash is None:
+            return
+        self._table.reused(block_id)
+        self._offers.pop(chain_hash, None)
+        self._reused.append(chain_hash)
+
+    def _present_hash(self, block_id: int) -> bytes | None:
+        key = self._pool.blocks[block_id].block_hash
+        return bytes(key[:-GROUP_BYTES]) if key is not None else None
+
+    def _end_lease(self, lease: str, reason: str) -> None:
+        self._leases.end(lease, reason)
+        held = self._leased.pop(lease, None)
+        if held:
+            # The tail first: a shorter prefix is worth more than a hole at its start.
+            self._pool.free_blocks(reversed(held))
+            self._outbox.hand_over(LeaseEnded(lease, reason))
+
+    def _free_is_low(self) -> bool:
+        return bool(self._pool.get_num_free_blocks() < self._watermark)

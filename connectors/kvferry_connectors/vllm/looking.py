@@ -1,0 +1,187 @@
+"""Finding a prefix: hints proved or pinned, plans asked for, pins made on threads of our own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Executor
+
+from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
+from kvferry.errors import PeerRefused, PeerUnreachable
+from kvferry.ids import sample_stride, short_hashes
+from kvferry.node.hints import Hint
+from kvferry.node.outbox import Outbox
+from kvferry.node.plans import PlanClient
+from kvferry.node.wire import Abort, Granted, Pin, Renew
+from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
+
+log = logging.getLogger("kvferry.vllm")
+
+REFUSALS = {
+    "incarnation": "node_left",
+    "ended": "not_offered",
+    "not_held": "not_offered",
+    "not_ready": "not_offered",
+    "paused": "paused",
+    "space_mismatch": "space_mismatch",
+    "bad_key": "bad_hint",
+}
+"""A source's refusal as the miss that the ledger records."""
+
+
+class Looker:
+    """Looks for prefixes. ``use_hint``, ``ask_plan``, ``abort`` and ``renew`` return at once."""
+
+    def __init__(
+        self,
+        options: Options,
+        outbox: Outbox,
+        plans: PlanClient,
+        pool: Executor,
+        *,
+        block_size: int,
+        ranks: int,
+    ) -> None:
+        self._options = options
+        self._outbox = outbox
+        self._plans = plans
+        self._pool = pool
+        self._block_size = block_size
+        self._ranks = ranks
+
+    def has_plans(self) -> bool:
+        """Whether a coordinator is there to be asked."""
+        return self._plans.available()
+
+    def use_hint(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
+        """Pin what a hint names; a hint whose tail is the prompt's own needs no answer."""
+        pull.basis, pull.source = "hint", hint.node
+        pull.address, pull.incarnation = hint.address, hint.incarnation
+        pull.hinted = hint.blocks
+        proved = (
+            0 < hint.blocks <= tracked.prompt_blocks
+            and tracked.hashes[hint.blocks - 1] == hint.tail
+        )
+        if proved:
+            # Equal tail hashes prove the whole prefix, so the answer needs no round trip; the
+            # workers repeat this pin when the blocks are allocated.
+            pull.granted = hint.blocks
+            pull.state = PullState.READY
+        self._pool.submit(self._pin, tracked, pull, proved)
+
+    def ask_plan(self, tracked: Tracked, pull: Pull) -> None:
+        """Ask the coordinator who holds the prompt's prefix, then pin there."""
+        joined = pull.joined
+        assert joined is not None
+        stride = sample_stride(self._block_size)
+        request = PlanRequest(
+            space=joined.space,
+            node=joined.node,
+            hashes=short_hashes(tracked.hashes[: tracked.prompt_blocks], stride),
+            stride=stride,
+            block_size=self._block_size,
+            prompt_tokens=tracked.prompt_tokens,
+        )
+
+        def done(answer: PlanAnswer | None, miss: str) -> None:
+            if pull.cancelled:
+                return
+            if answer is None or not answer.candidates:
+                self._fail(tracked, pull, pull.miss or (answer.miss if answer else miss))
+                return
+            pull.recompute_ms = answer.recompute_ms
+            pull.options = tuple(c.node for c in answer.candidates)
+            self._pool.submit(self._pin_candidate, tracked, pull, answer.candidates[0])
+
+        self._plans.ask(request, done)
+
+    def abort(self, pull: Pull, why: str) -> None:
+        """Tell the source that its pin is not needed."""
+        if pull.address:
+            self._pool.submit(self._tell, pull, Abort(transfer=pull.transfer, why=why))
+
+    def renew(self, pull: Pull) -> None:
+        """Keep the pin while the request waits for blocks."""
+        frame = Renew(transfer=pull.transfer, deadline_ms=self._options.pin_ms)
+        self._pool.submit(self._tell, pull, frame)
+
+    def unreserve(self, pull: Pull) -> None:
+        """Give the outcome's slot back, once, whoever comes first."""
+        try:
+            pull.slots.pop()  # Atomic: two threads may give up one pull at the same moment.
+        except IndexError:
+            return
+        self._outbox.unreserve()
+
+    # --- our threads ------------------------------------------------------------------------
+
+    def _pin_candidate(self, tracked: Tracked, pull: Pull, candidate: Candidate) -> None:
+        pull.basis, pull.source = "plan", candidate.node
+        pull.address, pull.incarnation = candidate.address, candidate.incarnation
+        pull.predicted_ms, pull.hinted = candidate.predicted_ms, 0
+        self._pin(tracked, pull, False)
+
+    def _pin(self, tracked: Tracked, pull: Pull, proved: bool) -> None:
+        assert pull.joined is not None
+        frame = Pin(
+            transfer=pull.transfer,
+            incarnation=pull.incarnation,
+            hashes=tuple(tracked.hashes[: tracked.prompt_blocks]),
+            deadline_ms=self._options.pin_ms,
+            ranks=self._ranks,
+        )
+        try:
+            answer = pull.joined.client.call(
+                pull.address,
+                frame,
+                timeout_s=self._options.pin_timeout_ms / 1000,
+                incarnation=pull.incarnation,
+            )
+        except PeerRefused as refused:
+            if refused.reason == "space_mismatch":
+                log.warning("node %s refused us: %s", pull.source, refused.detail)
+            self._pin_failed(tracked, pull, proved, REFUSALS.get(refused.reason, "bad_hint"))
+            return
+        except PeerUnreachable as error:
+            gone = isinstance(error.__cause__, ConnectionRefusedError)
+            miss = "node_left" if gone else "peer_unreachable"
+            self._pin_failed(tracked, pull, proved, miss)
+            return
+        if not isinstance(answer, Granted):
+            self._pin_failed(tracked, pull, proved, "peer_unreachable")
+            return
+        pull.pinned_at = time.monotonic()
+        if pull.cancelled:
+            self._tell(pull, Abort(transfer=pull.transfer, why="cancelled"))
+        elif not proved:
+            pull.granted = len(answer.blocks)
+            if pull.granted < min(pull.hinted, tracked.prompt_blocks):
+                pull.miss = f"diverged@{pull.granted * self._block_size}"
+            pull.state = PullState.READY
+
+    def _pin_failed(self, tracked: Tracked, pull: Pull, proved: bool, miss: str) -> None:
+        pull.miss = pull.miss or miss
+        if proved:
+            return  # Answered already: the workers meet the same refusal and report it.
+        if pull.basis == "hint" and self._plans.available() and not pull.cancelled:
+            self.ask_plan(tracked, pull)
+            return
+        self._fail(tracked, pull, pull.miss)
+
+    def _fail(self, tracked: Tracked, pull: Pull, miss: str) -> None:
+        if pull.cancelled:
+            return
+        tracked.miss = miss or "nothing_held"
+        self.unreserve(pull)
+        pull.state = PullState.ENDED
+
+    def _tell(self, pull: Pull, frame: Abort | Renew) -> None:
+        assert pull.joined is not None
+        try:
+            pull.joined.client.call(
+                pull.address, frame, timeout_s=self._options.pin_timeout_ms / 1000
+            )
+        except (PeerRefused, PeerUnreachable) as error:
+            # Best effort: the pin's own deadline ends it at the source.
+            log.debug("%s for %s: %s", type(frame).__name__, pull.transfer, error)

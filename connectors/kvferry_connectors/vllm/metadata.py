@@ -1,0 +1,102 @@
+"""What the scheduler side and the workers say to each other, once a step and once at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass(frozen=True)
+class SessionIdentity:
+    """Who this engine is towards its peers; a worker needs it to open sessions of its own."""
+
+    node: str
+    space: str
+    incarnation: str
+    components: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """One transfer as every rank of the target executes it."""
+
+    transfer: str
+    request: str
+    address: str
+    incarnation: str
+    hashes: tuple[bytes, ...]
+    """Chain hashes of the blocks to pull, from block ``start`` of the prompt on."""
+    start: int
+    target_blocks: tuple[int, ...]
+    deadline_ms: int
+
+
+@dataclass
+class FerryMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Scheduler to workers, every step; pickled, so plain data only."""
+
+    identity: SessionIdentity | None = None
+    loads: list[LoadJob] = field(default_factory=list)
+    cancels: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RankHello:
+    """What a rank knows and the scheduler needs before the node can join."""
+
+    rank: int
+    ranks: int
+    key: bytes
+    backends: dict[str, bytes]
+    left_out: dict[str, str]
+    components: dict[str, str]
+    block_bytes: int
+    problem: str = ""
+
+
+@dataclass
+class FerryHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """Rank to scheduler at start, where vLLM carries it (not under MultiConnector)."""
+
+    hello: RankHello
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How a transfer ended on one rank."""
+
+    transfer: str
+    request: str
+    rank: int
+    ok: bool
+    count: int
+    stage: str
+    reason: str
+    detail: str
+    fence: str
+    backend: str
+    bytes: int
+    verified_blocks: int
+    pin_ms: float
+    read_ms: float
+    settle_ms: float
+    total_ms: float
+
+
+@dataclass
+class FerryWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Ranks to scheduler, in the steps where there is something to say."""
+
+    hellos: list[RankHello] = field(default_factory=list)
+    results: list[RankResult] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Join what several ranks said in one step."""
+        if isinstance(other, FerryWorkerMeta):
+            return FerryWorkerMeta(self.hellos + other.hellos, self.results + other.results)
+        return self

@@ -1,0 +1,133 @@
+"""Offers and leases as the ledger sees them: how they begin, shrink, are covered and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from kvferry.core.events import FACTS, Event, Evicted, Retained
+from kvferry.ids import short_hashes
+from kvferry_connectors.vllm.items import Leased, Offered
+
+Out: TypeAlias = tuple[str, Event, str]
+
+
+class _Offer:
+    """One offer: a chain from its first block on, of which the first ``keep`` are still there."""
+
+    __slots__ = ("hashes", "id", "keep", "request", "rev", "session")
+
+    def __init__(self, item: Offered) -> None:
+        self.id = item.offer
+        self.hashes = item.hashes
+        self.keep = len(item.hashes)
+        self.rev = 1
+        self.request = item.request
+        self.session = item.session
+
+    @property
+    def tail(self) -> bytes:
+        return self.hashes[self.keep - 1]
+
+
+class OfferBook:
+    """All offers and leases of one engine. Runs on the node agent's thread only."""
+
+    def __init__(self, stride: int) -> None:
+        self._stride = stride
+        self._offers: dict[str, _Offer] = {}
+        self._by_hash: dict[bytes, tuple[int, tuple[str, ...]]] = {}
+        """Chain hash to its place in its chain and the offers that hold it."""
+        self._by_tail: dict[bytes, str] = {}
+        self._leases: set[str] = set()
+
+    def offered(self, item: Offered) -> Iterator[Out]:
+        """A chain is offered; offers that it covers end as superseded."""
+        offer = _Offer(item)
+        covered = [self._by_tail[h] for h in item.hashes if h in self._by_tail]
+        for place, chain_hash in enumerate(item.hashes):
+            owners = self._by_hash.get(chain_hash, (place, ()))[1]
+            self._by_hash[chain_hash] = (place, (*owners, offer.id))
+        self._offers[offer.id] = offer
+        self._by_tail[offer.tail] = offer.id
+        yield self._retained(offer.id, offer, "cache", 0)
+        for old in covered:
+            yield self._end(old, "superseded", offer.id)
+
+    def leased(self, item: Leased) -> Iterator[Out]:
+        """A lease on an offer's blocks begins."""
+        offer = self._offers.get(item.offer)
+        if offer is not None:
+            self._leases.add(item.lease)
+            yield self._retained(item.lease, offer, "hbm", item.ttl_ms)
+
+    def lease_ended(self, lease: str, reason: str) -> Iterator[Out]:
+        """A lease ends; its offer may live on in the cache."""
+        if lease in self._leases:
+            self._leases.discard(lease)
+            yield FACTS, Evicted(offer=lease, rev=2, keep=0, reason=reason), lease
+
+    def reused(self, hashes: list[bytes]) -> Iterator[Out]:
+        """Blocks are gone: each offer that had them keeps what lies before the first of them."""
+        shrunk: dict[str, int] = {}
+        for chain_hash in hashes:
+            place, owners = self._by_hash.pop(chain_hash, (0, ()))
+            for name in owners:
+                shrunk[name] = min(shrunk.get(name, place), place)
+        for name, keep in shrunk.items():
+            offer = self._offers.get(name)
+            if offer is None or keep >= offer.keep:
+                continue
+            if keep == 0:
+                yield self._end(name, "reuse")
+                continue
+            lost = offer.keep - keep
+            self._untail(offer)
+            offer.keep = keep
+            offer.rev += 1
+            self._by_tail.setdefault(offer.tail, name)
+            event = Evicted(offer=name, rev=offer.rev, keep=keep, reason="reuse", count=lost)
+            yield FACTS, event, name
+
+    def cleared(self, reason: str) -> Iterator[Out]:
+        """Everything ends."""
+        for name in list(self._offers):
+            yield self._end(name, reason)
+
+    def _untail(self, offer: _Offer) -> None:
+        if self._by_tail.get(offer.tail) == offer.id:
+            del self._by_tail[offer.tail]
+
+    def _end(self, name: str, reason: str, by: str = "") -> Out:
+        offer = self._offers.pop(name)
+        self._untail(offer)
+        for chain_hash in offer.hashes:
+            place, owners = self._by_hash.get(chain_hash, (0, ()))
+            rest = tuple(owner for owner in owners if owner != name)
+            if rest:
+                self._by_hash[chain_hash] = (place, rest)
+            else:
+                self._by_hash.pop(chain_hash, None)
+        event = Evicted(
+            offer=name,
+            rev=offer.rev + 1,
+            keep=0,
+            reason=reason,
+            count=offer.keep,
+            superseded_by=by,
+        )
+        return FACTS, event, name
+
+    def _retained(self, name: str, offer: _Offer, tier: str, ttl_ms: int) -> Out:
+        event = Retained(
+            offer=name,
+            rev=1,
+            tier=tier,
+            count=offer.keep,
+            tail=bytes(offer.tail),
+            hashes=short_hashes(offer.hashes[: offer.keep], self._stride),
+            ttl_ms=ttl_ms,
+            request=offer.request,
+            session=offer.session,
+        )
+        return FACTS, event, name

@@ -1,0 +1,141 @@
+"""What ``kv_connector_extra_config`` may hold, checked by name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvferry.errors import ConfigError
+from kvferry.ports.backend import Verify
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The connector's options. All have defaults that work on one host."""
+
+    nats_url: str = "nats://127.0.0.1:4222"
+    """The ledger. When nothing answers there the engine serves without sharing."""
+    nats_credentials: dict[str, str] = {}
+    """``user`` and ``password``, or ``token``, or ``nkey_seed_file``, or ``creds_file``;
+    ``tls_ca_file``, ``tls_cert_file`` and ``tls_key_file`` for TLS; ``inbox_prefix``."""
+    node: str = ""
+    """This engine's name in the ledger; default ``<host>-<first 6 digits of engine_id>``."""
+    role: str = ""
+    """A word for people, for example ``prefill`` or ``decode``; no decision reads it."""
+    model_id: str = ""
+    """Names the weights where the path cannot, for example ``llama-8b@2026-05``."""
+    key: str = ""
+    """The cluster key: ``file:<path>`` or ``hex:<64 digits>``; default as in the README."""
+    host: str = "127.0.0.1"
+    """Where this engine's peer and data servers listen."""
+    advertise_host: str = ""
+    """The host that other nodes use to reach us; default ``host``."""
+    peer_port: int = 0
+    """Port of the peer server; 0 takes a free one."""
+    backends: tuple[str, ...] = ("tcp",)
+    """Data planes in order of preference."""
+    backend_options: dict[str, dict[str, Any]] = {}
+    """Options of each data plane by its name."""
+    verify: str = "sample"
+    """Digest of moved blocks: ``off``, ``sample`` or ``full``."""
+    min_pull_tokens: int = 0
+    """Do not pull fewer tokens than this; 0 takes one block."""
+    plan_deadline_ms: int = 40
+    """How long a request may wait for a plan."""
+    pin_timeout_ms: int = 1_000
+    """How long a request may wait for a source's first answer."""
+    pin_ms: int = 10_000
+    """How long a source keeps a pin without a renewal."""
+    transfer_timeout_ms: int = 30_000
+    """How long a transfer may take in all; then the request recomputes."""
+    lease_budget: float = 0.10
+    """Share of this engine's KV blocks that leases may hold; 0 leases nothing."""
+    lease_ms: int = 30_000
+    """How long a prefill's blocks are leased for the decode that follows."""
+    free_watermark: float = 0.05
+    """Leases end while fewer blocks than this share of the pool are free."""
+    hint_ttl_s: int = 3_600
+    """How long a hint in a reply may be used."""
+    parent_load_failure_policy: str = ""
+    """Under MultiConnector: say ``recompute`` once the top level has
+    ``kv_load_failure_policy=recompute``; without it this engine only exports."""
+
+    @property
+    def advertised(self) -> str:
+        """The host name that goes into addresses."""
+        return self.advertise_host or self.host
+
+
+def parse(raw: Mapping[str, Any] | None) -> Options:
+    """Check ``kv_connector_extra_config``.
+
+    Raises:
+        ConfigError: naming the option and the cure.
+    """
+    given = dict(raw or {})
+    known = set(Options.__struct_fields__)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"kv_connector_extra_config: unknown option {name!r}{hint} "
+                f"Known: {', '.join(sorted(known))}"
+            )
+    try:
+        options = msgspec.convert(given, Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}") from error
+    _check(options)
+    return options
+
+
+CREDENTIALS = (
+    "user",
+    "password",
+    "token",
+    "nkey_seed_file",
+    "creds_file",
+    "tls_ca_file",
+    "tls_cert_file",
+    "tls_key_file",
+    "inbox_prefix",
+)
+
+
+def _check(options: Options) -> None:
+    for name in options.nats_credentials:
+        if name not in CREDENTIALS:
+            raise ConfigError(
+                f"nats_credentials: unknown entry {name!r}; known: {', '.join(CREDENTIALS)}"
+            )
+    allowed = [mode.value for mode in Verify]
+    if options.verify not in allowed:
+        raise ConfigError(f"verify={options.verify!r}: use one of {', '.join(allowed)}")
+    for name in ("lease_budget", "free_watermark"):
+        value = getattr(options, name)
+        if not 0 <= value <= 0.9:
+            raise ConfigError(f"{name}={value}: a share of the pool between 0 and 0.9")
+    for name in ("plan_deadline_ms", "pin_timeout_ms", "pin_ms", "transfer_timeout_ms"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"{name}={getattr(options, name)}: must be at least 1 millisecond")
+    if options.parent_load_failure_policy not in ("", "recompute"):
+        raise ConfigError(
+            f"parent_load_failure_policy={options.parent_load_failure_policy!r}: leave it empty "
+            "or, once the top level has kv_load_failure_policy=recompute, say 'recompute'"
+        )
+    if not options.backends:
+        raise ConfigError("backends is empty: name at least one data plane, for example ['tcp']")
+
+
+def node_name(options: Options, engine_id: str) -> str:
+    """The node's name: as configured, else one that two hosts do not share."""
+    if options.node:
+        return options.node
+    host = os.environ.get("HOSTNAME") or socket.gethostname()
+    short = "".join(c if c.isalnum() else "-" for c in host.split(".")[0])
+    return f"{short}-{engine_id.replace('-', '')[:6]}"

@@ -1,0 +1,339 @@
+"""The scheduler's side: one per engine core. Hooks only look things up and leave messages."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from kvferry.node.agent import NodeAgent
+from kvferry.node.export import ExportTable
+from kvferry.node.hints import Hint
+from kvferry.node.keys import load_key
+from kvferry.node.outbox import Outbox
+from kvferry.node.settings import NodeSettings
+from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm.book import Book
+from kvferry_connectors.vllm.exports import Exports
+from kvferry_connectors.vllm.items import Arrived, Finished, Step
+from kvferry_connectors.vllm.joined import Joined, Joiner
+from kvferry_connectors.vllm.looking import Looker
+from kvferry_connectors.vllm.metadata import FerryMetadata, FerryWorkerMeta, RankHello
+from kvferry_connectors.vllm.options import Options, node_name
+from kvferry_connectors.vllm.outcomes import outcome
+from kvferry_connectors.vllm.pulls import Pulls
+from kvferry_connectors.vllm.space import shareable
+from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
+
+log = logging.getLogger("kvferry.vllm")
+
+OUTCOMES = {
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_ABORTED": "aborted",
+}
+
+
+class SchedulerSide:
+    """Decides and records; workers move the bytes."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options, *, multi: bool):
+        self._config = vllm_config
+        self._options = options
+        self._block_size = int(vllm_config.cache_config.block_size)
+        self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+        self._ranks = int(vllm_config.parallel_config.world_size)
+        self._incarnation = secrets.token_hex(8)
+        self._pulls_allowed = not multi or options.parent_load_failure_policy == "recompute"
+        self._problem = compat.one_full_attention_group(kv_cache_config)
+        warnings = self._warnings(multi)
+        delay = int(getattr(vllm_config, "max_concurrent_batches", 1))
+        self._book = Book(self._block_size, delay=delay)
+        self.outbox = Outbox(translate=self._book.translate)
+        self._node = name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
+        self.agent = NodeAgent(
+            msgspec.convert(
+                {
+                    "nats_url": options.nats_url,
+                    "node": name,
+                    "plan_deadline_ms": float(options.plan_deadline_ms),
+                    **options.nats_credentials,
+                },
+                NodeSettings,
+            ),
+            self.outbox,
+            on_mode=self._on_mode,
+        )
+        self._table = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvferry-peer")
+        looker = Looker(
+            options,
+            self.outbox,
+            self.agent.plans,
+            self._pool,
+            block_size=self._block_size,
+            ranks=self._ranks,
+        )
+        self._pulls = Pulls(
+            options,
+            self.outbox,
+            looker,
+            block_size=self._block_size,
+            incarnation=self._incarnation,
+        )
+        self._joiner = Joiner(
+            vllm_config,
+            options,
+            load_key(options.key or None),
+            name,
+            self._incarnation,
+            self._table,
+            self.agent,
+            blocks=kv_cache_config.num_blocks,
+            warnings=warnings,
+        )
+        self._exports: Exports | None = None
+        self._requests: dict[str, Tracked] = {}
+        self._waiting: dict[str, Tracked] = {}
+        self._loads: list[Any] = []
+        self._cancels: list[str] = []
+        self._mode = "on"
+        self._mode_changed = False
+        if self._problem:
+            log.warning("kvferry does nothing on this engine: %s", self._problem)
+        else:
+            self.agent.start()
+            self._joiner.start()
+
+    def _warnings(self, multi: bool) -> tuple[str, ...]:
+        if self._pulls_allowed or not multi:
+            return ()
+        text = (
+            "under MultiConnector kvferry only exports, for it cannot see whether failed loads "
+            "are recomputed; set kv_load_failure_policy=recompute at the top level and "
+            "parent_load_failure_policy=recompute in kvferry's own extra config"
+        )
+        log.warning("kvferry: %s", text)
+        return (text,)
+
+    # --- binding ----------------------------------------------------------------------------
+
+    def bind(self, pool: Any) -> None:
+        """The engine's block pool exists."""
+        compat.check_block_pool(pool)
+        self._exports = Exports(
+            pool,
+            self._table,
+            self.outbox,
+            self._options,
+            incarnation=self._incarnation,
+            caching=bool(self._config.cache_config.enable_prefix_caching),
+        )
+
+    def hello(self, hello: RankHello) -> None:
+        """A rank introduced itself."""
+        self._joiner.hello(hello)
+
+    # --- hooks ------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """A request arrived."""
+        if self._problem:
+            return
+        ok = shareable(request, self._algorithm)
+        tracked = Tracked(request, self._block_size, time.monotonic(), ok)
+        self._requests[tracked.id] = tracked
+        self.outbox.hand_over(Arrived(tracked))
+        joined = self._joiner.joined
+        if joined is None:
+            tracked.miss = "no_coordinator"
+        elif not self._pulls_allowed:
+            tracked.miss = "policy_unset"
+        else:
+            self._pulls.begin(tracked, joined, self._mode)
+            if tracked.pull is not None:
+                self._waiting[tracked.id] = tracked
+
+    def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that a pull can add; ``(None, False)`` asks the scheduler to come again."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return 0, False
+        if self._exports is not None and self._exports.holds_leases():
+            need = (request.num_tokens - local_tokens) // self._block_size + 1
+            self._exports.room_for(need)
+        if tracked.admitted:
+            return 0, False
+        tracked.local_tokens = min(local_tokens, tracked.prompt_tokens)
+        if request.skip_reading_prefix_cache:
+            self._pulls.drop(tracked, "unshareable")
+            return 0, False
+        extra = self._pulls.answer(tracked, local_tokens)
+        return (None, False) if extra is None else (extra, extra > 0)
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """The scheduler gave the request its blocks."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        if external_tokens > 0:
+            first = tracked.local_tokens // self._block_size
+            count = external_tokens // self._block_size
+            ids = blocks.get_block_ids()[0][first : first + count]
+            self._loads.append(self._pulls.commit(tracked, first, ids))
+            self._waiting.pop(tracked.id, None)
+            self._announce(tracked)
+        elif not tracked.admitted:
+            tracked.admitted = True
+            self._waiting.pop(tracked.id, None)
+            self._pulls.drop(tracked, "unused")
+            self._announce(tracked)
+
+    def build_meta(self, output: Any) -> FerryMetadata:
+        """Once per step: tell the workers what is new, and the outbox what was scheduled."""
+        now = time.monotonic()
+        if output.num_scheduled_tokens:
+            self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
+        if self._exports is not None:
+            if self._mode_changed:
+                self._apply_mode()
+            self._exports.each_step()
+        if self._waiting:
+            self._pulls.renew_waiting(list(self._waiting.values()), now)
+        meta = FerryMetadata()
+        if self._loads or self._cancels:
+            joined = self._joiner.joined
+            assert joined is not None
+            meta.identity = joined.session
+            meta.loads, self._loads = self._loads, []
+            meta.cancels, self._cancels = self._cancels, []
+        return meta
+
+    def worker_output(self, meta: Any) -> None:
+        """What the ranks said in this step."""
+        if not isinstance(meta, FerryWorkerMeta):
+            return
+        for hello in meta.hellos:
+            self._joiner.hello(hello)
+        for result in meta.results:
+            tracked = self._pulls.by_transfer(result.transfer)
+            if tracked is None:
+                continue
+            tracked.results.append(result)
+            if len(tracked.results) == self._ranks:
+                self._settle(tracked)
+
+    def finished(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ends, however it ends. Never delays the free (see ARCHITECTURE.md)."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return False, None
+        self._waiting.pop(tracked.id, None)
+        tracked.finished = True
+        pull = tracked.pull
+        if pull is not None and pull.state is PullState.LOADING:
+            self._cancels.append(pull.transfer)
+        else:
+            self._pulls.drop(tracked, "aborted")
+        self._announce(tracked)
+        computed = request.num_computed_tokens - request.num_in_flight_tokens
+        blocks = max(0, min(computed, request.num_tokens - 1)) // self._block_size
+        blocks = min(blocks, len(tracked.hashes), len(block_ids[0]))
+        if pull is not None and pull.state is PullState.LOADING:
+            blocks = 0  # Still being filled.
+        hint = self._offer(tracked, request, block_ids[0], blocks)
+        self.outbox.hand_over(
+            Finished(
+                time.monotonic(),
+                tracked,
+                OUTCOMES.get(request.status.name, "error"),
+                request.num_output_tokens,
+                blocks,
+            )
+        )
+        reply: dict[str, Any] = {"report": tracked.report(self._node)}
+        if hint is not None:
+            reply["hint"] = hint
+        return False, {KEY: reply}
+
+    def block_frees_pending(self) -> bool:
+        """The scheduler could not allocate: end leases rather than preempt somebody."""
+        if self._exports is None or not self._exports.holds_leases():
+            return False
+        return self._exports.make_room(self._block_size)
+
+    def reset_cache(self) -> bool:
+        """The engine's cache was reset: nothing that we offered is there any more."""
+        if self._exports is not None:
+            self._exports.clear("cleared")
+        return True
+
+    def close(self) -> None:
+        """Stop every thread and socket of ours."""
+        self._joiner.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.agent.stop()
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _offer(
+        self, tracked: Tracked, request: Any, ids: list[int], blocks: int
+    ) -> dict[str, Any] | None:
+        joined: Joined | None = self._joiner.joined
+        if joined is None or self._exports is None or blocks == 0 or not tracked.shareable:
+            return None
+        offer, held = self._exports.offer(tracked, ids, blocks)
+        if not held:
+            return None
+        handover = tracked.params.handover or request.max_tokens == 1
+        if handover and request.status.name != "FINISHED_ABORTED":
+            self._exports.lease(offer, ids, held)
+        if self._mode != "on":
+            return None
+        return joined.hints.sign(
+            Hint(
+                node=joined.node,
+                space=joined.space,
+                address=joined.address,
+                incarnation=joined.incarnation,
+                offer=offer,
+                blocks=held,
+                tail=bytes(tracked.hashes[held - 1]),
+                expires_ms=int(time.time() * 1000) + self._options.hint_ttl_s * 1000,
+                tier="cache",
+            )
+        )
+
+    def _announce(self, tracked: Tracked) -> None:
+        if not tracked.announced:
+            tracked.announced = True
+            event = self._pulls.requested(tracked)
+            tracked.miss = event.miss
+            self.outbox.facts(event, tracked.id)
+
+    def _settle(self, tracked: Tracked) -> None:
+        pull = tracked.pull
+        assert pull is not None
+        self._pulls.end(tracked)
+        event = outcome(tracked, pull, block_size=self._block_size, verify=self._options.verify)
+        pull.slots.clear()
+        self.outbox.settle(event, pull.transfer)
+
+    def _on_mode(self, mode: str) -> None:
+        # On the agent's thread: peers are refused at once, leases drain at the next step.
+        self._mode = mode
+        self._table.pause(mode != "on")
+        self._mode_changed = True
+
+    def _apply_mode(self) -> None:
+        self._mode_changed = False
+        assert self._exports is not None
+        self._exports.paused = self._mode == "paused"
+        if self._mode == "paused":
+            self._exports.clear("paused")

@@ -1,0 +1,182 @@
+"""What the scheduler side remembers of a request while it lives."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from kvferry_connectors.vllm.joined import Joined
+
+KEY = "kvferry"
+"""Our one key in ``kv_transfer_params``: under MultiConnector the children's keys must differ."""
+
+
+class PullState(enum.Enum):
+    """Where a request's pull stands, as the engine thread sees it."""
+
+    LOOKING = "looking"
+    """A plan or a pin is under way."""
+    READY = "ready"
+    """The granted length is known, or the hint proved it."""
+    LOADING = "loading"
+    """Blocks are allocated and every rank has been told."""
+    ENDED = "ended"
+
+
+class Pull:
+    """One attempt to get a request's prefix from another node.
+
+    Threads of ours write ``granted`` first and ``state`` after it; the engine thread reads
+    ``state`` first. ``cancelled`` goes the other way.
+    """
+
+    __slots__ = (
+        "address",
+        "answer_by",
+        "basis",
+        "cancelled",
+        "granted",
+        "hinted",
+        "incarnation",
+        "joined",
+        "miss",
+        "options",
+        "pinned_at",
+        "predicted_ms",
+        "recompute_ms",
+        "slots",
+        "source",
+        "started",
+        "state",
+        "transfer",
+    )
+
+    def __init__(self, transfer: str, answer_by: float, started: float) -> None:
+        self.transfer = transfer
+        self.address = ""
+        self.source = ""
+        self.incarnation = ""
+        self.basis = ""
+        self.granted = 0
+        self.state = PullState.LOOKING
+        self.answer_by = answer_by
+        self.started = started
+        self.pinned_at = 0.0
+        self.cancelled = False
+        self.hinted = 0
+        """Blocks that the hint promised; 0 without one."""
+        self.joined: Joined | None = None
+        self.slots: list[None] = []
+        """One entry while we hold a reserved outcome slot of the outbox."""
+        self.miss = ""
+        self.options: tuple[str, ...] = ()
+        self.predicted_ms = 0.0
+        self.recompute_ms = 0.0
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may carry under :data:`KEY`; every field is optional."""
+
+    hint: Any = None
+    id: str = ""
+    session: str = ""
+    reuse: str = ""
+    """``off``: pull nothing for this request (benchmarks)."""
+    handover: bool = False
+    """The router says that another engine will decode this prompt."""
+
+
+def read_params(raw: Any) -> Params:
+    """The request's parameters; whatever does not fit is ignored, for it may come from anybody."""
+    if not isinstance(raw, dict):
+        return Params()
+    own = raw.get(KEY)
+    if not isinstance(own, dict):
+        return Params()
+
+    def text(name: str) -> str:
+        value = own.get(name)
+        return value[:200] if isinstance(value, str) else ""
+
+    return Params(
+        hint=own.get("hint"),
+        id=text("id"),
+        session=text("session"),
+        reuse=text("reuse"),
+        handover=own.get("handover") is True,
+    )
+
+
+class Tracked:
+    """One request."""
+
+    __slots__ = (
+        "admitted",
+        "announced",
+        "arrived",
+        "finished",
+        "hashes",
+        "id",
+        "local_tokens",
+        "miss",
+        "params",
+        "prompt_blocks",
+        "prompt_tokens",
+        "pull",
+        "pull_ms",
+        "pulled_tokens",
+        "results",
+        "shareable",
+        "source",
+        "start_block",
+    )
+
+    def __init__(self, request: Any, block_size: int, arrived: float, shareable: bool) -> None:
+        self.id: str = request.request_id
+        self.params = read_params(request.kv_transfer_params)
+        self.hashes: list[bytes] = request.block_hashes
+        """The engine's own list: it grows as tokens are generated."""
+        self.prompt_tokens: int = request.num_prompt_tokens
+        self.prompt_blocks = min(self.prompt_tokens // block_size, len(self.hashes))
+        self.shareable = shareable
+        self.arrived = arrived
+        self.pull: Pull | None = None
+        self.miss = ""
+        self.announced = False
+        """The ``requested`` event is written."""
+        self.admitted = False
+        self.finished = False
+        self.local_tokens = 0
+        self.pulled_tokens = 0
+        self.start_block = 0
+        """First block that the transfer fills."""
+        self.source = ""
+        self.pull_ms = 0.0
+        self.results: list[Any] = []
+
+    @property
+    def session(self) -> str:
+        """The session as the router named it."""
+        return self.params.session
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that this engine computed itself."""
+        return max(0, self.prompt_tokens - self.local_tokens - self.pulled_tokens)
+
+    def report(self, node: str) -> dict[str, Any]:
+        """What the reply says of this request."""
+        return {
+            "request": self.id,
+            "node": node,
+            "prompt_tokens": self.prompt_tokens,
+            "local": self.local_tokens,
+            "pulled": self.pulled_tokens,
+            "computed": self.computed_tokens,
+            "from": self.source if self.pulled_tokens else "",
+            "ms": round(self.pull_ms, 1),
+            "miss": "" if self.pulled_tokens else self.miss,
+        }

@@ -1,0 +1,215 @@
+"""The worker's side: one per rank. Registers memory, executes loads, reports each exactly once."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvferry.node.puller import Puller, PullJob, PullResult
+
+from kvferry.errors import EngineUnsupported, KVFerryError
+from kvferry.node.keys import load_key
+from kvferry.node.peer_client import PeerClient
+from kvferry.node.pins import verify_grant
+from kvferry.node.session import PeerIdentity
+from kvferry.ports.backend import Backend, Regions, Verify
+from kvferry_backends.registry import create_usable
+from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm.layout import regions_of
+from kvferry_connectors.vllm.metadata import (
+    FerryMetadata,
+    FerryWorkerMeta,
+    RankHello,
+    RankResult,
+    SessionIdentity,
+)
+from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.space import worker_components
+
+log = logging.getLogger("kvferry.vllm")
+
+
+class WorkerSide:
+    """Moves the bytes of one rank."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        options: Options,
+        *,
+        make_puller: Callable[..., Puller] = Puller,
+    ) -> None:
+        self._config = vllm_config
+        self._cache_config = kv_cache_config
+        self._options = options
+        self._make_puller = make_puller
+        self._rank = int(vllm_config.parallel_config.rank)
+        self._ranks = int(vllm_config.parallel_config.world_size)
+        self._key = secrets.token_bytes(32)
+        """Signs the grants for this rank's memory; the scheduler side gets it in our hello."""
+        self._backends: list[Backend] = []
+        self._client: PeerClient | None = None
+        self._puller: Puller | None = None
+        self._jobs: dict[str, str] = {}
+        """Transfer to request, for every load that is not reported yet."""
+        self._failed_blocks: set[int] = set()
+        self._results: list[RankResult] = []
+        self._say_hello = False
+        self.hello: RankHello | None = None
+
+    def register(self, kv_caches: dict[str, Any]) -> None:
+        """The engine's cache exists: serve reads of it from now on."""
+        problem = compat.one_full_attention_group(self._cache_config)
+        regions: Regions | None = None
+        components: dict[str, str] = {}
+        left_out: dict[str, str] = {}
+        if not problem:
+            try:
+                regions = regions_of(kv_caches, self._cache_config)
+                components = worker_components(self._config, kv_caches)
+                self._backends, left_out = self._start_backends(regions)
+            except (EngineUnsupported, KVFerryError) as error:
+                problem = str(error)
+        if not problem and not self._backends:
+            problem = "no data plane works here: " + "; ".join(
+                f"{name}: {why}" for name, why in left_out.items()
+            )
+        self.hello = RankHello(
+            rank=self._rank,
+            ranks=self._ranks,
+            key=self._key,
+            backends={backend.name: backend.describe() for backend in self._backends},
+            left_out=left_out,
+            components=components,
+            block_bytes=regions.block_bytes if regions else 0,
+            problem=problem,
+        )
+        self._say_hello = True
+
+    def _start_backends(self, regions: Regions) -> tuple[list[Backend], dict[str, str]]:
+        named: dict[str, dict[str, object]] = {}
+        for name in self._options.backends:
+            given = dict(self._options.backend_options.get(name, {}))
+            if name == "tcp":
+                given.setdefault("listen_host", self._options.host)
+            named[name] = given
+        left_out: dict[str, str] = {}
+        usable = create_usable(self._options.backends, named, left_out=left_out)
+        kept = []
+        for backend in usable:
+            if regions.kind in backend.capabilities.memory:
+                backend.register(regions, self._authorize)
+                kept.append(backend)
+            else:
+                left_out[backend.name] = f"it cannot read {regions.kind} memory"
+                backend.close()
+        return kept, left_out
+
+    def _authorize(self, transfer: str, grant: bytes, blocks: bytes) -> bool:
+        return verify_grant(self._key, transfer, grant, blocks, int(time.time() * 1000))
+
+    # --- each step --------------------------------------------------------------------------
+
+    def take(self, meta: FerryMetadata) -> None:
+        """Start what the scheduler ordered. Returns at once."""
+        for job in meta.loads:
+            if job.transfer in self._jobs:
+                continue
+            assert meta.identity is not None
+            puller = self._ensure_puller(meta.identity)
+            self._jobs[job.transfer] = job.request
+            puller.submit(
+                PullJob(
+                    transfer=job.transfer,
+                    request=job.request,
+                    address=job.address,
+                    incarnation=job.incarnation,
+                    hashes=job.hashes,
+                    start=job.start,
+                    target_blocks=job.target_blocks,
+                    rank=self._rank,
+                    ranks=self._ranks,
+                    verify=Verify(self._options.verify),
+                    deadline_s=job.deadline_ms / 1000,
+                )
+            )
+        for transfer in meta.cancels:
+            if transfer in self._jobs and self._puller is not None:
+                self._puller.cancel(transfer)
+
+    def finished(self) -> set[str]:
+        """Requests whose loads ended since the last call, well or not; each exactly once."""
+        if not self._jobs or self._puller is None:
+            return set()
+        done = set()
+        for result in self._puller.take():
+            request = self._jobs.pop(result.transfer, None)
+            if request is None:
+                continue
+            done.add(request)
+            self._failed_blocks.update(result.failed_blocks)
+            self._results.append(self._ranked(result))
+        return done
+
+    def failed_blocks(self) -> set[int]:
+        """Blocks without valid KV among the loads just reported."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def worker_meta(self, *, hello: bool) -> FerryWorkerMeta | None:
+        """What the scheduler side must know of this step; None when there is nothing."""
+        hellos = []
+        if hello and self._say_hello and self.hello is not None:
+            self._say_hello = False
+            hellos.append(self.hello)
+        if not hellos and not self._results:
+            return None
+        results, self._results = self._results, []
+        return FerryWorkerMeta(hellos, results)
+
+    def close(self) -> None:
+        """Abort what runs and stop serving."""
+        if self._puller is not None:
+            self._puller.close()
+        if self._client is not None:
+            self._client.close()
+        for backend in self._backends:
+            backend.close()
+
+    def _ensure_puller(self, identity: SessionIdentity) -> Puller:
+        if self._puller is None:
+            self._client = PeerClient(
+                load_key(self._options.key or None),
+                PeerIdentity(
+                    node=identity.node,
+                    space=identity.space,
+                    incarnation=identity.incarnation,
+                    components=identity.components,
+                ),
+            )
+            self._puller = self._make_puller(self._client, self._backends)
+        return self._puller
+
+    def _ranked(self, result: PullResult) -> RankResult:
+        return RankResult(
+            transfer=result.transfer,
+            request=result.request,
+            rank=self._rank,
+            ok=result.ok,
+            count=result.count,
+            stage=result.stage,
+            reason=result.reason,
+            detail=result.detail,
+            fence=result.fence,
+            backend=result.backend,
+            bytes=result.bytes,
+            verified_blocks=result.verified_blocks,
+            pin_ms=result.pin_ms,
+            read_ms=result.read_ms,
+            settle_ms=result.settle_ms,
+            total_ms=result.total_ms,
+        )
