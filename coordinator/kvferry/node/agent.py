@@ -12,6 +12,7 @@ from kvferry.errors import ConfigError
 from kvferry.node.agent_connect import Connect, connect_jetstream
 from kvferry.node.agent_life import AgentLife
 from kvferry.node.agent_status import STOPPED, AgentStatus
+from kvferry.node.agent_tasks import end_tasks
 from kvferry.node.heartbeat import Gauges
 from kvferry.node.lanes_facts import Offers
 from kvferry.node.outbox import Outbox
@@ -22,11 +23,8 @@ __all__ = ["Identity", "NodeAgent", "NodeSettings"]
 
 logger = logging.getLogger("kvferry.node")
 
-JOIN_SLACK_S = 1.0
+JOIN_SLACK_S = 2.0
 """How much longer than asked for ``stop`` may wait for the thread to end."""
-
-CLEANUP_S = 0.5
-"""How long tasks that were left over may take to end when cancelled."""
 
 
 class NodeAgent:
@@ -178,9 +176,5 @@ class NodeAgent:
 
 async def _clean_up() -> None:
     """End what a cut-off connection left running."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=CLEANUP_S)
+    await end_tasks([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
     await asyncio.get_running_loop().shutdown_asyncgens()

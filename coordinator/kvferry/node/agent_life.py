@@ -14,6 +14,7 @@ from kvferry.ledger.credentials import without_secrets
 from kvferry.node.agent_connect import Connect, Ledger
 from kvferry.node.agent_session import Session
 from kvferry.node.agent_status import AgentStatus
+from kvferry.node.agent_tasks import end_tasks
 from kvferry.node.heartbeat import Gauges
 from kvferry.node.lanes_facts import Offers
 from kvferry.node.outbox import Outbox
@@ -88,8 +89,7 @@ class AgentLife:
         except Stopped:
             logger.debug("the agent stops before it joined")
         finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            await end_tasks([pump])
             await self._plans.close()
 
     # --- inner -------------------------------------------------------------------------------
@@ -141,11 +141,16 @@ class AgentLife:
         """Try until a server answers."""
         backoff_s = self._settings.reconnect_min_s
         servers = self._settings.nats_url.count(",") + 1
-        while True:
+        while not self._stopping.is_set():
             try:
                 # The attempt bounds itself, for each server; this is for one that does not.
                 async with asyncio.timeout(self._settings.connect_timeout_s * (servers + 1)):
-                    return await self._connect(self._settings)
+                    ledger = await self._connect(self._settings)
+                if not self._stopping.is_set():
+                    return ledger
+                # The client swallowed our cancellation and nobody waits for it any more.
+                await self._within(ledger.close(), self._left_s(), "closing the connection")
+                break
             except KVFerryError as error:
                 self._status.alone(str(error))
             except TimeoutError:
@@ -160,10 +165,11 @@ class AgentLife:
                 self._status.alone(f"connecting to {self._url} failed: {error!r}")
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, self._settings.reconnect_max_s)
+        raise Stopped
 
     async def _listen(self, ledger: Ledger, subject: str, handler: Handler) -> None:
         backoff_s = self._settings.reconnect_min_s
-        while True:
+        while not self._stopping.is_set():
             try:
                 await ledger.subscribe(subject, handler)
                 return
@@ -202,9 +208,7 @@ class AgentLife:
                 return task.result()
             raise Stopped
         finally:
-            task.cancel()
-            stop.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
+            await end_tasks([task, stop])
 
     async def _within(self, work: Awaitable[None], limit_s: float, what: str) -> None:
         try:

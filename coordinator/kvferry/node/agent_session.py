@@ -13,6 +13,7 @@ from kvferry.ledger.subjects import coord_subject
 from kvferry.node.agent_connect import Ledger
 from kvferry.node.agent_inbox import Inbox
 from kvferry.node.agent_status import AgentStatus
+from kvferry.node.agent_tasks import end_tasks
 from kvferry.node.heartbeat import Gauges, HeartbeatLoop
 from kvferry.node.lanes import Record
 from kvferry.node.lanes_blocks import BlocksLane
@@ -71,6 +72,7 @@ class Session:
             check=self._check,
         )
         self._inbox = Inbox(settings.node, self._facts, status, self.superseded.set)
+        self._abandoned = False
         self._lanes: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
 
@@ -114,10 +116,8 @@ class Session:
 
     async def abandon(self) -> None:
         """Stop publishing at once. May be called again."""
-        tasks = self._lanes + self._others
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._abandoned = True
+        await end_tasks(self._lanes + self._others)
 
     # --- inner -------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Session:
         return asyncio.create_task(self._supervised(what, run), name=f"kvferry-{what}")
 
     async def _supervised(self, what: str, run: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._abandoned:
             try:
                 await run()
                 return

@@ -69,14 +69,7 @@ class Outbox:
         """Leave a fact. With the lane full it is dropped, and the epoch ends with a gap."""
         wall_ms = int(time.time() * 1000)
         with self._lock:
-            self._handed[FACTS] += 1
-            if not self._keeping:
-                self._dropped[FACTS] += 1
-            elif self._held + self._reserved >= self._facts_max:
-                self._drop_fact(event)
-            else:
-                self._held += 1
-                self._facts.append(Waiting(event, cause, wall_ms))
+            self._leave_fact(event, cause, wall_ms)
 
     def admit(self) -> bool:
         """Whether a new lease or transfer may start."""
@@ -91,16 +84,14 @@ class Outbox:
             return True
 
     def settle(self, event: Event, cause: str = "") -> None:
-        """Leave an outcome in a reserved slot; it always finds room."""
+        """Leave an outcome in a reserved slot, where it always finds room.
+
+        Without a reservation it is a fact like any other.
+        """
         wall_ms = int(time.time() * 1000)
         with self._lock:
             self._reserved = max(0, self._reserved - 1)
-            self._handed[FACTS] += 1
-            if self._keeping:
-                self._held += 1
-                self._facts.append(Waiting(event, cause, wall_ms))
-            else:
-                self._dropped[FACTS] += 1
+            self._leave_fact(event, cause, wall_ms)
 
     def unreserve(self) -> None:
         """Give a reserved slot back: the transfer never began."""
@@ -245,9 +236,16 @@ class Outbox:
 
     # --- inner -------------------------------------------------------------------------------
 
-    def _drop_fact(self, event: Event) -> None:
-        self._dropped[FACTS] += 1
-        self._open_hole().add(event)
+    def _leave_fact(self, event: Event, cause: str, wall_ms: int) -> None:
+        self._handed[FACTS] += 1
+        if not self._keeping:
+            self._dropped[FACTS] += 1
+        elif self._held + self._reserved >= self._facts_max:
+            self._dropped[FACTS] += 1
+            self._open_hole().add(event)
+        else:
+            self._held += 1
+            self._facts.append(Waiting(event, cause, wall_ms))
 
     def _open_hole(self) -> Hole:
         try:

@@ -13,6 +13,7 @@ import msgspec
 
 from kvferry.core.messages import Announce, PlanAnswer, PlanRequest, encode, plan_subject
 from kvferry.errors import LedgerError
+from kvferry.node.agent_tasks import end_tasks
 from kvferry.node.plans_hedge import Hedge
 from kvferry.node.plans_replicas import Breaker, Replicas
 from kvferry.node.settings import NodeSettings
@@ -97,10 +98,7 @@ class PlanClient:
         self._bus = None
         # Asks that were scheduled before the gate closed begin, and end, in this one round.
         await asyncio.sleep(0)
-        tasks = list(self._open)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(list(self._open))
 
     # --- inner -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvferry.core.messages import PlanAnswer
+from kvferry.node.agent_tasks import end_tasks
 
 Call = Callable[[str], Coroutine[Any, Any, PlanAnswer | None]]
 """Asks the replica of that name; None when it gives no answer."""
@@ -47,9 +48,7 @@ class Hedge:
     async def close(self) -> None:
         """Stop asking; awaits every call that still runs."""
         running, self._running = self._running, set()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(running)
 
     def _ask_next(self) -> None:
         if self._left:

@@ -65,6 +65,7 @@ class TroubledLog(MemoryLog):
         super().__init__()
         self.away = False
         self.fail_after = 0
+        self.closed = 0
         self.refuse: LedgerRefused | None = None
         self.attempts: list[list[str]] = []
 
@@ -80,7 +81,8 @@ class TroubledLog(MemoryLog):
             raise LedgerUnavailable("stored, but nobody heard of it")
 
     async def close(self) -> None:
-        """The test reads on after the agent stopped."""
+        """Only counted: the test reads on after the agent stopped."""
+        self.closed += 1
 
 
 class Alive:
@@ -469,6 +471,36 @@ async def test_a_part_that_fails_unexpectedly_is_run_again(
     assert_contiguous(batches)
     assert turns(batches) == ["r1"]
     assert "is run again" in caplog.text
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_client_that_swallows_a_cancellation_cannot_hold_the_agent(late: bool) -> None:
+    class Stubborn(Alive):
+        cancelled = 0
+
+        async def connect(self, _: NodeSettings) -> MemoryLog:
+            try:
+                await asyncio.sleep(300)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+            if late:
+                return self.log
+            raise LedgerUnavailable("swallowed")
+
+    node = Stubborn(Outbox(), connect_timeout_s=600.0)
+    async with node:
+        await asyncio.sleep(0.05)
+    assert node.cancelled == 1
+    assert isinstance(node.log, TroubledLog)
+    assert node.log.closed == (1 if late else 0)
+
+
+async def test_the_connection_is_closed_in_the_end() -> None:
+    async with Alive(Outbox()) as node:
+        node.life.join(identity())
+        await until(lambda: node.status.state == "joined", "joined")
+    assert isinstance(node.log, TroubledLog)
+    assert node.log.closed == 1
 
 
 @pytest.mark.parametrize(

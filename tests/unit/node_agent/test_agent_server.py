@@ -171,7 +171,7 @@ def test_stopping_without_any_server_is_bounded(nothing_left: None) -> None:
     agent.join(identity())
     begun = time.monotonic()
     agent.stop(2.0)
-    assert time.monotonic() - begun < 3.5
+    assert time.monotonic() - begun < 8.0
     assert agent.state == "stopped"
     agent.stop(2.0)
 
@@ -203,7 +203,7 @@ async def test_stopping_with_a_dead_or_frozen_server_is_bounded(
         finally:
             if how == signal.SIGSTOP:
                 os.kill(victim, signal.SIGCONT)
-        assert took_s < 4.0
+        assert took_s < 8.0
         assert agent.state == "stopped"
         assert outbox.counts(FACTS).waiting == 0
         assert all(thread.name != "kvferry-agent" for thread in threading.enumerate())

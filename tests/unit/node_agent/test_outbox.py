@@ -71,6 +71,15 @@ def test_an_unreserved_slot_is_free_again() -> None:
     assert outbox.reserve()
 
 
+def test_outcomes_without_a_reservation_stay_within_the_bound() -> None:
+    outbox = Outbox(facts_max=16)
+    for number in range(40):
+        outbox.settle(turn(number))
+    counts = outbox.counts(FACTS)
+    assert (counts.waiting, counts.dropped) == (16, 24)
+    assert_books(outbox)
+
+
 def test_dropped_facts_leave_one_hole_where_they_were() -> None:
     outbox = Outbox(facts_max=16)
     for number in range(20):
