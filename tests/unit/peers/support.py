@@ -9,11 +9,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from kvferry.core.events import PinEnded
 from kvferry.node.export import ExportTable, RankEndpoint
+from kvferry.node.peer_server import PeerServer
 from kvferry.node.session import PeerIdentity
-from kvferry.node.wire import Granted, Pin
+from kvferry.node.wire import Done, Granted, Pin, Refused
 
 KEY = bytes(range(32))
 SPACE = "qwen-0123456789ab"
@@ -99,3 +101,20 @@ class Source:
 
     def how(self) -> list[tuple[str, str]]:
         return [(event.transfer, event.how) for event in self.ended]
+
+    def intact(self, transfer: str, rank: int = 0) -> bool:
+        """What ``done`` of this rank is told."""
+        return self.table.done("p0", Done(transfer=transfer, rank=rank)).intact
+
+    def reason(self, transfer: str, hashes: Iterable[bytes], **fields: int) -> str:
+        """Why the pin is refused, or ``granted``."""
+        answer = self.table.pin("p0", pin(transfer, hashes, **fields))
+        return answer.reason if isinstance(answer, Refused) else "granted"
+
+
+def serve(source: Source, *, port: int = 0, life: str = SOURCE_LIFE, **fields: Any) -> PeerServer:
+    """A started peer server for the source."""
+    me = identity("d0", life)
+    server = PeerServer(KEY, me, source.table, "127.0.0.1", port, **fields)
+    server.start()
+    return server
