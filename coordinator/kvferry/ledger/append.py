@@ -180,7 +180,7 @@ class Appender:
         if not messages:
             return 0
         window = _Window(messages)
-        forget = self._link.on_refusal(window.on_refusal)
+        forget = self._link.refusals.watch(window.on_refusal)
         try:
             with self._replies.group(window.on_reply) as group:
                 await self._drive(window, group.prefix)

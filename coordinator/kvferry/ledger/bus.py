@@ -46,6 +46,8 @@ class Bus:
 
         self._mailboxes.add(mailbox)
         listener = await self._link.listen(subject, arrived)
+        if self._link.up:
+            await self._link.probe(await self._link.life(0.0))
 
         async def stop() -> None:
             await self._link.unlisten(listener)

@@ -97,6 +97,8 @@ class JetStreamLedger:
     ) -> None:
         """Create the streams of the ledger, or set the bounds of those that exist.
 
+        Objects that a writer which died left half written are dropped on the way.
+
         Raises:
             LedgerRefused: a stream of that name is not ours, or the server says no.
         """
@@ -109,6 +111,7 @@ class JetStreamLedger:
             replicas=replicas,
         )
         await ensure(self._api, limits)
+        await self._objects.sweep()
 
     async def append(
         self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None

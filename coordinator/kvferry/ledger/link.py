@@ -21,18 +21,17 @@ from kvferry.errors import ConfigError, LedgerError, LedgerRefused, LedgerUnavai
 from kvferry.ledger import natsclient
 from kvferry.ledger.credentials import Credentials, client_options, servers_of, without_secrets
 from kvferry.ledger.life import Life, Listener, connect_error
+from kvferry.ledger.refusals import Refusals
 
 _log = logging.getLogger("kvferry.ledger")
 
 CONNECT_WAIT_S = 5.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
+SHORT_LIFE_S = 5.0
+"""A connection that lasted longer is replaced at once, a shorter one after the backoff."""
 PROBE_EVERY_S = 2.0
 PONG_WAIT_S = 4.0
 SERVERS_MAX = 32
-REFUSALS_LOGGED_MAX = 1000
-
-Refusal = Callable[[str, str], None]
-"""Called with what was forbidden (``publish`` or ``subscription``) and the lower-case subject."""
 
 
 class Link:
@@ -42,15 +41,17 @@ class Link:
         self._servers = servers_of(url)
         self.url = without_secrets(url)
         self.inbox_prefix = inbox_prefix
+        self.refusals = Refusals(self.url)
         self.why_down = "not connected yet"
+        self.lives = 0
+        """Attempts to connect so far; numbers the present life."""
         self._name = name
         self._options = client_options(credentials)
         self._life: Life | None = None
         self._up = asyncio.Event()
         self._closing = asyncio.Event()
         self._listeners: dict[Listener, None] = {}
-        self._refusals: dict[Refusal, None] = {}
-        self._logged: set[tuple[str, str]] = set()
+        self._wait_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -102,9 +103,9 @@ class Link:
             self.why_down = why
 
     async def probe(self, life: Life) -> None:
-        """Ping; without an answer within :data:`PONG_WAIT_S` this life is lost."""
+        """Return once the server has taken what was sent; silence means that the life is lost."""
         try:
-            await life.client.flush(timeout=PONG_WAIT_S)
+            await natsclient.barrier(life.client, PONG_WAIT_S)
         except (nats.errors.Error, OSError) as error:
             self.lose(life, f"no answer to a ping within {PONG_WAIT_S:g} s ({error})")
 
@@ -155,11 +156,6 @@ class Link:
         self._listeners.pop(listener, None)
         await listener.detach()
 
-    def on_refusal(self, call: Refusal) -> Callable[[], None]:
-        """Call this when the server forbids a subject; returns how to stop."""
-        self._refusals[call] = None
-        return lambda: self._refusals.pop(call, None) and None
-
     async def close(self) -> None:
         """Disconnect and end every task of the link, in bounded time."""
         self._closing.set()
@@ -176,14 +172,16 @@ class Link:
     # --- keeping it up ----------------------------------------------------------------------
 
     async def _run(self, life: Life) -> None:
+        clock = asyncio.get_running_loop().time
         while not self.closed:
+            born = clock()
             await self._watch(life)
             self._up.clear()
             if self.closed:
                 return
             _log.warning("lost the ledger at %s: %s; connecting again", self.url, life.why)
             await natsclient.dispose(life.client)
-            replacement = await self._replace()
+            replacement = await self._replace(clock() - born)
             if replacement is None:
                 return
             life = self._life = replacement
@@ -199,10 +197,12 @@ class Link:
             finally:
                 await natsclient.cancel({probe})
 
-    async def _replace(self) -> Life | None:
-        wait_s = BACKOFF_FIRST_S
+    async def _replace(self, lived_s: float) -> Life | None:
+        if lived_s > SHORT_LIFE_S:
+            self._wait_s = 0.0
         last = ""
-        while not self.closed:
+        while not await self._closing_within(self._wait_s * random.uniform(0.75, 1.25)):
+            self._wait_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, 2 * self._wait_s))
             try:
                 return await self._bring_up(CONNECT_WAIT_S)
             except LedgerError as error:
@@ -210,31 +210,36 @@ class Link:
             if self.why_down != last:
                 last = self.why_down
                 _log.warning("%s; trying again until it answers", last)
-            try:
-                async with asyncio.timeout(wait_s * random.uniform(0.75, 1.25)):
-                    await self._closing.wait()
-            except TimeoutError:
-                wait_s = min(BACKOFF_MAX_S, wait_s * 2)
         return None
+
+    async def _closing_within(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._closing.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _bring_up(self, timeout_s: float) -> Life:
         failure: LedgerError | None = None
         for server in list(self._servers):
+            self.lives += 1
             life = Life()
             try:
-                await self._connect(life, server, timeout_s)
-                for listener in list(self._listeners):
-                    await self._attach(listener, life)
-                await life.client.flush(timeout=timeout_s)
-                self._life = life
-                for listener in list(self._listeners):  # those that came meanwhile
-                    await self._attach(listener, life)
+                async with asyncio.timeout(timeout_s):
+                    await self._connect(life, server, timeout_s)
+                    for listener in list(self._listeners):
+                        await self._attach(listener, life)
+                    await natsclient.barrier(life.client, timeout_s)
             except (TimeoutError, OSError, nats.errors.Error, ConfigError) as error:
                 if life.connected:
                     await natsclient.dispose(life.client)
                 failure = connect_error(without_secrets(server), error, timeout_s)
                 self._servers.append(self._servers.pop(0))
                 continue
+            self._life = life
+            for listener in list(self._listeners):  # those that came meanwhile
+                await self._attach(listener, life)
             if not life.lost.done():
                 self._up.set()
             _log.info("the ledger at %s is connected", without_secrets(server))
@@ -278,16 +283,8 @@ class Link:
             for listener in list(self._listeners):
                 listener.overflowed(error.sub)
             return
-        forbidden: tuple[str, str] | None = natsclient.violation(error)
+        forbidden = natsclient.violation(error)
         if forbidden is None:
             _log.debug("NATS client: %r", error)
-            return
-        if forbidden not in self._logged and len(self._logged) < REFUSALS_LOGGED_MAX:
-            self._logged.add(forbidden)
-            _log.error(
-                "the ledger at %s forbids %s to %s: correct this user's permissions",
-                self.url,
-                *forbidden,
-            )
-        for call in list(self._refusals):
-            call(*forbidden)
+        else:
+            self.refusals.heard(*forbidden)

@@ -80,6 +80,17 @@ async def open_client(
     return client
 
 
+async def barrier(client: Client, timeout_s: float) -> None:
+    """Return once the server has taken all that was sent, and we its errors about it.
+
+    Raises:
+        nats.errors.Error: not in time, or the connection broke.
+    """
+    # nats-py writes a ping ahead of what it still holds back; the second one comes after that.
+    for _ in range(2):
+        await client.flush(timeout=timeout_s)
+
+
 def abort_transport(client: Client) -> None:
     """Close the socket at once, whatever is unsent: a graceful close waits for the peer."""
     transport = getattr(client, "_transport", None)

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -24,6 +25,8 @@ _log = logging.getLogger("kvferry.ledger")
 
 CHUNK_BYTES = 128 * 1024
 DIGEST = "SHA-256="
+META_SUBJECTS = f"$O.{OBJECTS_BUCKET}.M.>"
+ORPHAN_AGE_S = 3600.0
 ROLLUP = {"Nats-Rollup": "sub"}
 
 LastOf = Callable[[str, str], Awaitable[Stored | None]]
@@ -131,14 +134,31 @@ class Objects:
         )
         await self._purge(info.nuid)
 
+    async def sweep(self, older_than_s: float = ORPHAN_AGE_S) -> int:
+        """Drop chunks that a writer which died left behind; how many objects' worth.
+
+        Younger ones are kept: they may belong to a put that is under way.
+        """
+        asked = {"subjects_filter": _chunk_subject(">")}
+        answer = await self._api.call(f"STREAM.INFO.{OBJECTS_STREAM}", asked)
+        stray = set(answer["state"].get("subjects") or ())
+        if stray:
+            reader = Reader(self._replies, self._api, OBJECTS_STREAM, 1, META_SUBJECTS)
+            async for stored in reader.until_end():
+                stray.discard(_chunk_subject(_decoded(stored.data, stored.subject).nuid))
+        dropped = 0
+        for subject in sorted(stray):
+            last = await self._last_of(OBJECTS_STREAM, subject)
+            if last is not None and time.time() - last.stored_ms / 1000 > older_than_s:
+                await self._purge(subject.rpartition(".")[2])
+                dropped += 1
+        return dropped
+
     async def _info(self, name: str) -> _Info | None:
         stored = await self._last_of(OBJECTS_STREAM, _meta_subject(name))
         if stored is None:
             return None
-        try:
-            info = msgspec.json.decode(stored.data, type=_Info)
-        except msgspec.MsgspecError as error:
-            raise CodecError(f"the description of object {name!r} is damaged: {error}") from error
+        info = _decoded(stored.data, name)
         return None if info.deleted else info
 
     async def _write_info(self, info: _Info) -> None:
@@ -152,6 +172,13 @@ class Objects:
             await self._api.call(f"STREAM.PURGE.{OBJECTS_STREAM}", {"filter": _chunk_subject(nuid)})
         except LedgerError as error:
             _log.warning("chunks of an old object stay in %s: %s", OBJECTS_STREAM, error)
+
+
+def _decoded(data: bytes, name: str) -> _Info:
+    try:
+        return msgspec.json.decode(data, type=_Info)
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"the description of object {name!r} is damaged: {error}") from error
 
 
 def _digest_of(info: _Info) -> bytes:

@@ -57,11 +57,11 @@ class Replies:
         self.prefix = f"{link.inbox_prefix}.{secrets.token_hex(8)}"
         self.groups: dict[str, OnReply] = {}
         self._numbers = itertools.count(1)
-        self._inbox_refused = False
+        self._refused_life = 0
 
     async def start(self) -> None:
         """Listen. Call before the link starts, so that a forbidden inbox fails the connect."""
-        self.link.on_refusal(self._refused)
+        self.link.refusals.watch(self._refused)
         await self.link.listen(f"{self.prefix}.>", self._deliver)
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Replies:
         Raises:
             LedgerRefused: the server does not let us listen to our inbox.
         """
-        if self._inbox_refused:
+        if self._refused_life == self.link.lives:
             raise LedgerRefused(
                 f"the ledger at {self.link.url} forbids us to listen on {self.prefix}.>: set "
                 "inbox_prefix to the inbox that this user may subscribe to"
@@ -77,7 +77,7 @@ class Replies:
 
     def _refused(self, kind: str, subject: str) -> None:
         if kind == "subscription" and subject.startswith(self.prefix.lower()):
-            self._inbox_refused = True
+            self._refused_life = self.link.lives
 
     def _deliver(self, message: Msg) -> None:
         number, _, rest = message.subject[len(self.prefix) + 1 :].partition(".")
@@ -113,7 +113,7 @@ class Replies:
                     LedgerRefused(f"the ledger at {self.link.url} forbids us to ask {subject}")
                 )
 
-        forget = self.link.on_refusal(refused)
+        forget = self.link.refusals.watch(refused)
         try:
             with self.group(arrived) as group:
                 await self.link.publish(life, subject, data, reply=group.prefix)

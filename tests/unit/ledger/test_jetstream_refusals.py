@@ -12,6 +12,7 @@ from tests.unit.ledger.support import RawServer, free_port, read_all, within
 
 from kvferry.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from kvferry.ledger import append
+from kvferry.ledger.append import Outgoing
 from kvferry.ledger.credentials import Credentials, servers_of, without_secrets
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
@@ -186,6 +187,19 @@ async def test_objects_that_do_not_fit_are_refused_and_leave_no_chunks(
     assert (await ledger.bounds("OBJ_KVF_OBJECTS")).last > 2
     state = (await ledger._api.call("STREAM.INFO.OBJ_KVF_OBJECTS"))["state"]
     assert state["messages"] == 2
+
+
+async def test_chunks_of_a_writer_that_died_are_swept_and_no_others(
+    ledger: JetStreamLedger,
+) -> None:
+    await ledger.put("kept", b"k" * 300_000)
+    stray = [Outgoing("$O.KVF_OBJECTS.C.dead", b"x", {"Nats-Msg-Id": str(i)}) for i in range(3)]
+    await ledger._appender.store(stray)
+    assert await ledger._objects.sweep() == 0
+    assert await ledger._objects.sweep(older_than_s=-60.0) == 1
+    assert await ledger.get("kept") == b"k" * 300_000
+    state = (await ledger._api.call("STREAM.INFO.OBJ_KVF_OBJECTS"))["state"]
+    assert state["messages"] == 4
 
 
 @pytest.mark.parametrize("url", ["", " , ", "http://127.0.0.1:1", "nats://:4222", "nats://h:99999"])
