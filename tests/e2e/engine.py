@@ -306,6 +306,12 @@ class _Child:
         box = self.side.outbox
         return {lane: box.counts(lane) for lane in ("facts", "blocks")}
 
+    def probe_waiting(self) -> int:
+        """Events and steps that the ledger does not have yet."""
+        box = self.side.outbox
+        lanes = sum(box.counts(lane).waiting for lane in ("facts", "blocks"))
+        return int(lanes + box.untranslated)
+
     def probe_leases(self) -> int:
         return len(self.side._exports._leased)
 

@@ -1,0 +1,92 @@
+"""Shared models, ledgers and engines of the end-to-end tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry_connectors.demo.model import TINY, Shape, ensure_model
+from tests.e2e.engine import EngineProcess
+from tests.e2e.plane import Plane
+
+KEY = "hex:" + "5a" * 32
+"""The cluster key of the tests' engines."""
+
+pytestmark = pytest.mark.engine
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Token ids that look like nothing else in the test."""
+    draw = random.Random(seed)
+    return [draw.randrange(10, 500) for _ in range(tokens)]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with saved random weights."""
+    return ensure_model(tmp_path_factory.mktemp("model") / "tiny", TINY)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shape with other weights."""
+    return ensure_model(tmp_path_factory.mktemp("model") / "tiny", Shape(seed=7))
+
+
+StartEngine = Callable[..., EngineProcess]
+
+
+def engine_starter(model: Path, url: str, made: list[EngineProcess]) -> StartEngine:
+    """A function that starts an engine on a ledger and remembers to stop it."""
+
+    def start(name: str, *, connector: dict[str, Any] | None = None, **args: Any) -> EngineProcess:
+        options = {"nats_url": url, "key": KEY, "verify": "full", **(connector or {})}
+        made.append(EngineProcess(args.pop("model", model), name, connector=options, **args))
+        return made[-1]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Iterator[EngineProcess]:
+    """One engine without kvferry: what every answer must equal."""
+    engine = EngineProcess(model, "reference", connector=None)
+    try:
+        yield engine.wait_ready()
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A ledger and a coordinator for one test module."""
+    made = Plane(tmp_path_factory.mktemp("plane"))
+    try:
+        made.start_coordinator()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def start_engine(plane: Plane, model: Path) -> Iterator[StartEngine]:
+    """Start engines that live as long as the module."""
+    made: list[EngineProcess] = []
+    try:
+        yield engine_starter(model, plane.url, made)
+    finally:
+        for engine in made:
+            engine.stop()
+
+
+def joined(*engines: EngineProcess) -> None:
+    """Wait until the engines are up, in the ledger, and can ask for plans."""
+    for engine in engines:
+        engine.wait_ready()
+    for engine in engines:
+        engine.until("joined", bool)
+        engine.until("plans", bool)
