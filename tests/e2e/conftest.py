@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kvferry_connectors.demo.model import TINY, Shape, ensure_model
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane
+
+from kvferry_connectors.demo.model import TINY, Shape, ensure_model
 
 KEY = "hex:" + "5a" * 32
 """The cluster key of the tests' engines."""
@@ -44,7 +44,15 @@ def engine_starter(model: Path, url: str, made: list[EngineProcess]) -> StartEng
     """A function that starts an engine on a ledger and remembers to stop it."""
 
     def start(name: str, *, connector: dict[str, Any] | None = None, **args: Any) -> EngineProcess:
-        options = {"nats_url": url, "key": KEY, "verify": "full", **(connector or {})}
+        # Patient: what a loaded test machine takes long for must not look like a miss.
+        options = {
+            "nats_url": url,
+            "key": KEY,
+            "verify": "full",
+            "plan_deadline_ms": 5_000,
+            "pin_timeout_ms": 5_000,
+            **(connector or {}),
+        }
         made.append(EngineProcess(args.pop("model", model), name, connector=options, **args))
         return made[-1]
 

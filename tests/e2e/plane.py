@@ -13,15 +13,18 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from kvferry.core.apply import apply_batch
 from kvferry.core.envelope import Entry, Position
 from kvferry.core.events import Event
+from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce
 from kvferry.core.state import SpaceState, State
 from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
-from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM
+from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Reply
 
 T = TypeVar("T")
 KVFERRY = [str(Path(sys.executable).parent / "kvferry")]
@@ -135,6 +138,25 @@ class Plane:
         spaces = [s for name, s in self.state().spaces.items() if name != "router"]
         assert len(spaces) == 1, f"{len(spaces)} spaces"
         return spaces[0]
+
+    def wait_projected(self, timeout_s: float = 30.0) -> None:
+        """Wait until the coordinator's index holds everything that is stored now."""
+
+        async def wait(ledger: JetStreamLedger) -> None:
+            target = (await ledger.bounds(FACTS_STREAM)).last
+            reached = asyncio.Event()
+
+            async def heard(subject: str, data: bytes, reply: Reply | None) -> None:
+                if msgspec.msgpack.decode(data, type=Announce).position >= target:
+                    reached.set()
+
+            stop = await ledger.subscribe(ANNOUNCE_SUBJECT, heard)
+            try:
+                await asyncio.wait_for(reached.wait(), timeout_s)
+            finally:
+                await stop()
+
+        self.use(wait)
 
     def wait_for(
         self, condition: Callable[[list[Recorded]], object], what: str, timeout_s: float = 30.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.e2e.conftest import StartEngine, joined, prompt
+from tests.e2e.engine import EngineProcess
+from tests.e2e.plane import Plane, of
 
 from kvferry.core.events import (
     Evicted,
@@ -13,9 +16,6 @@ from kvferry.core.events import (
     Retained,
     Transferred,
 )
-from tests.e2e.conftest import StartEngine, joined, prompt
-from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane, of
 
 BLOCK = 32
 
@@ -63,6 +63,7 @@ def test_decode_to_decode_by_plan(fleet: Fleet, reference: EngineProcess, plane:
         lambda seen: [r for r in of(seen, Retained) if r.request.startswith("c-d0")],
         "the offer of c-d0",
     )
+    plane.wait_projected()
     answer = fleet.d1.run("c-d1", text, tokens=20)
     assert answer.report["from"] == "d0"
     assert answer.report["pulled"] == 900 // BLOCK * BLOCK
