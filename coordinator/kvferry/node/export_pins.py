@@ -155,7 +155,7 @@ class PinDesk:
     def live(self, target: str, frame: Live, client: str, now_s: float) -> Ok:
         listed = set(frame.transfers)
         for pin in list(self._book.open.values()):
-            if pin.key[0] != target or pin.key[1] in listed or client not in pin.holders:
+            if pin.key[0] != target or pin.key[1] in listed:
                 continue
             pin.holders.discard(client)
             if not pin.holders:

@@ -19,6 +19,15 @@ class TestRepetition:
         assert source.grant("t", hashes) == granted
         assert not source.intact("t")
 
+    def test_a_partial_grant_does_not_grow_when_it_is_repeated(self, source: Source) -> None:
+        hashes = chain("a", 4)
+        source.offer("a", 2)
+        granted = source.grant("t", hashes)
+        source.offer("a", 4)
+        assert source.grant("t", hashes) == granted
+        assert source.grant("t", hashes[:3]).blocks == (0, 1, 2)
+        assert source.grant("u", hashes).blocks == (0, 1, 2, 3)
+
     def test_a_repeated_pin_keeps_the_pin(self, source: Source, clock: ManualClock) -> None:
         hashes = source.offer("a", 1)
         for _ in range(5):

@@ -26,7 +26,7 @@ from tests.unit.peers.support import (
     pin,
 )
 
-from kvferry.errors import PeerError, PeerRefused
+from kvferry.errors import PeerRefused, PeerUnreachable
 from kvferry.node.peer_client import PeerClient
 from kvferry.node.peer_server import PeerServer
 from kvferry.node.session import describe_mismatch
@@ -163,39 +163,47 @@ def test_a_recorded_session_cannot_be_replayed(server: PeerServer, source: Sourc
     assert source.table.pins() == 1
 
 
-def test_a_server_without_the_key_gets_no_proof_from_us() -> None:
+def _impostor(challenge: Challenge) -> tuple[str, list[object]]:
+    """Meet a server that answers every hello with this challenge; returns what it heard next."""
     listener = socket.create_server(("127.0.0.1", 0))
-    got: list[object] = []
+    heard: list[object] = []
 
-    def impostor() -> None:
+    def serve() -> None:
         stream = FrameSocket(listener.accept()[0])
-        hello = stream.receive(timeout_s=BOUND_S)
-        assert isinstance(hello, Hello)
-        stream.send(
-            Challenge(
-                node="d0",
-                space=ME.space,
-                incarnation=SOURCE_LIFE,
-                nonce=bytes(32),
-                proof=bytes(32),
-            )
-        )
+        assert isinstance(stream.receive(timeout_s=BOUND_S), Hello)
+        stream.send(challenge)
         try:
-            got.append(stream.receive(timeout_s=BOUND_S))
-        except PeerError:
-            got.append("nothing")
+            heard.append(stream.receive(timeout_s=BOUND_S))
+        except PeerUnreachable:
+            heard.append("nothing")
         stream.close()
 
-    thread = threading.Thread(target=impostor)
+    thread = threading.Thread(target=serve)
     thread.start()
     client = PeerClient(KEY, ME)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(PeerRefused) as refused:
-        client.call(f"127.0.0.1:{listener.getsockname()[1]}", Live(transfers=()), timeout_s=BOUND_S)
+        client.call(address, Live(transfers=()), timeout_s=BOUND_S)
     thread.join(BOUND_S)
     client.close()
     listener.close()
-    assert refused.value.reason == "bad_key"
-    assert got == ["nothing"]
+    return refused.value.reason, heard
+
+
+def test_a_server_without_the_key_gets_no_proof_from_us() -> None:
+    made_up = Challenge(
+        node="d0", space=ME.space, incarnation=SOURCE_LIFE, nonce=bytes(32), proof=bytes(32)
+    )
+    assert _impostor(made_up) == ("bad_key", ["nothing"])
+
+
+def test_a_recorded_challenge_does_not_make_an_impostor_genuine(server: PeerServer) -> None:
+    stream = connect(server)
+    stream.send(hello())
+    recorded = receive(stream)
+    stream.close()
+    assert isinstance(recorded, Challenge)
+    assert _impostor(recorded) == ("bad_key", ["nothing"])
 
 
 def test_another_protocol_version_is_refused(server: PeerServer) -> None:
