@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import typer
@@ -67,13 +68,17 @@ async def _examine(target: Target) -> tuple[list[Finding], bool]:
 
 async def _examine_ledger(ledger: JetStreamLedger) -> list[Finding]:
     last = (await ledger.bounds(FACTS_STREAM)).last
-    findings = check_coordinator(await replicas.heard(ledger), last)
     state = await fold_to(ledger)
     here = nodes.joined(state)
-    heard = await beating(ledger, {(node.name, node.incarnation) for node in here})
-    findings += nodes.check_nodes(state, heard)
+    coordinators, beats, peers = await asyncio.gather(
+        replicas.heard(ledger),
+        beating(ledger, {(node.name, node.incarnation) for node in here}),
+        local.check_peers((node.name, node.address) for node in here),
+    )
+    findings = check_coordinator(coordinators, last)
+    findings += nodes.check_nodes(state, beats)
     findings += nodes.check_spaces(state)
-    findings += await local.check_peers((node.name, node.address) for node in here)
+    findings += peers
     findings += check_record(state)
     return findings
 

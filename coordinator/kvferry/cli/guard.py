@@ -60,7 +60,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            if type(error).__module__.startswith("typer"):
+            if type(error).__module__.partition(".")[0] in ("typer", "click"):
                 raise  # a usage error, which Typer itself shows
             log.debug("the command failed", exc_info=True)
             complain(

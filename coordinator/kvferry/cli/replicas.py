@@ -21,10 +21,10 @@ ANSWER_S = 15.0
 NOT_LEADER = "not_leader"
 
 
-async def heard(bus: BusPort, listen_s: float = LISTEN_S) -> list[Announce]:
+async def heard(bus: BusPort) -> list[Announce]:
     """Coordinators that announced themselves, the leader first.
 
-    Ends as soon as a leader was heard, and after ``listen_s`` at the latest.
+    Ends as soon as a leader was heard, and after :data:`LISTEN_S` at the latest.
     """
     found: dict[str, Announce] = {}
     led = asyncio.Event()
@@ -40,7 +40,7 @@ async def heard(bus: BusPort, listen_s: float = LISTEN_S) -> list[Announce]:
     stop = await bus.subscribe(ANNOUNCE_SUBJECT, on_announce)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(listen_s):
+            async with asyncio.timeout(LISTEN_S):
                 await led.wait()
     finally:
         await stop()

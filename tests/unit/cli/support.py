@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
     BLOCKS,
+    COORD,
     FACTS,
     AnyEvent,
     NodeJoined,
@@ -43,7 +44,7 @@ class Writer:
         self.space = space
         self.incarnation = incarnation or f"{node:0>16}"
         self.epoch = epoch
-        self._next = {FACTS: 1, BLOCKS: 1}
+        self._next = {FACTS: 1, BLOCKS: 1, COORD: 1}
 
     async def write(self, *events: AnyEvent, lane: str = FACTS, cause: str = "") -> None:
         batch = Batch(
@@ -89,12 +90,12 @@ def chain(count: int) -> list[bytes]:
     return [bytes([i + 1]) * 32 for i in range(count)]
 
 
-async def converse(log: LogPort) -> tuple[Writer, Writer]:
+async def converse(log: LogPort, *, address: str = "127.0.0.1:9") -> tuple[Writer, Writer]:
     """D answers turn 1 and offers it; P pulls 8 blocks of it for turn 2. Returns P's and D's."""
     p, d = Writer(log, "p0"), Writer(log, "d0")
     hashes = chain(8)
-    await p.join(role="prefill")
-    await d.join(role="decode")
+    await p.join(role="prefill", address=address)
+    await d.join(role="decode", address=address)
     await d.write(
         Retained(
             offer="d.1", rev=1, tier="cache", count=8, tail=hashes[-1],

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.support import COMPONENTS, OTHER_SPACE, SPACE, Writer, converse
 
+from kvferry.cli.checks import beats as beats_module
 from kvferry.cli.checks import local, nodes
 from kvferry.cli.checks.beats import beating
 from kvferry.cli.checks.coordinator import check_coordinator, check_record
 from kvferry.cli.checks.finding import FAIL, OK, WARN, Finding
-from kvferry.core.events import NodeClosed
+from kvferry.core.events import COORD, LeaderElected, NodeClosed, NodeLeft
 from kvferry.core.messages import Announce, Heartbeat, encode, heartbeat_subject
 from kvferry.core.state import State
 from kvferry.ledger.memory import MemoryLog
@@ -33,6 +34,18 @@ async def test_nodes_that_beat_are_well_and_silent_ones_are_not() -> None:
     state = await fold_to(log)
     assert levels(nodes.check_nodes(state, {"p0"})) == {"node p0": OK, "node d0": OK}
     assert [one.level for one in nodes.check_nodes(State(), set())] == [WARN]
+
+
+async def test_a_node_that_went_is_mentioned_and_a_hole_in_a_record_is_trouble() -> None:
+    log = MemoryLog()
+    p, _ = await converse(log)
+    leader = Writer(log, "c-1", epoch=1)
+    left = NodeLeft(term=1, node="p0", incarnation=p.incarnation, epoch=1)
+    await leader.write(LeaderElected(term=1, replica="c-1"), left, lane=COORD)
+    state = await fold_to(log)
+    assert levels(nodes.check_nodes(state, {"d0"})) == {"node p0": WARN, "node d0": OK}
+    state.spaces[SPACE].nodes["d0"].status = "fenced"
+    assert levels(nodes.check_nodes(state, {"d0"}))["node d0"] == FAIL
 
 
 async def test_a_nodes_own_warning_is_shown_with_its_cure() -> None:
@@ -66,7 +79,10 @@ async def test_other_models_and_equal_nodes_are_no_trouble() -> None:
     assert levels(found) == {f"space {SPACE}": OK, f"space {OTHER_SPACE}": WARN}
 
 
-async def test_heartbeats_are_believed_of_the_incarnation_that_joined_only() -> None:
+async def test_heartbeats_are_believed_of_the_incarnation_that_joined_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beats_module, "LISTEN_S", 0.5)
     log = MemoryLog()
     expected = {("p0", "new"), ("d0", "life")}
 
@@ -83,7 +99,7 @@ async def test_heartbeats_are_believed_of_the_incarnation_that_joined_only() -> 
 
     beats = asyncio.create_task(beat_on())
     try:
-        assert await beating(log, expected, listen_s=0.5) == {"d0"}
+        assert await beating(log, expected) == {"d0"}
         assert await beating(log, {("d0", "life")}) == {"d0"}
     finally:
         beats.cancel()

@@ -15,12 +15,10 @@ LISTEN_S = 3.5
 """Nodes beat once a second; three may be lost on a busy machine."""
 
 
-async def beating(
-    bus: BusPort, expected: Collection[tuple[str, str]], listen_s: float = LISTEN_S
-) -> set[str]:
+async def beating(bus: BusPort, expected: Collection[tuple[str, str]]) -> set[str]:
     """Names of the expected (node, incarnation) whose heartbeat came.
 
-    Ends as soon as all were heard, and after ``listen_s`` at the latest.
+    Ends as soon as all were heard, and after :data:`LISTEN_S` at the latest.
     """
     missing = set(expected)
     if not missing:
@@ -41,7 +39,7 @@ async def beating(
     stop = await bus.subscribe(HEARTBEATS, on_beat)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(listen_s):
+            async with asyncio.timeout(LISTEN_S):
                 await complete.wait()
     finally:
         await stop()

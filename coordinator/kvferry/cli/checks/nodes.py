@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
 from kvferry.cli.checks.finding import Finding, fail, ok, warn
-from kvferry.core.state import CLOSED, JOINED, NodeState, State
+from kvferry.core.state import CLOSED, JOINED, LEFT, NodeState, State
 from kvferry.ids import ROUTER_SPACE
 
 COMPONENT_CURES = {
@@ -69,6 +69,12 @@ def _check_node(node: NodeState, beats: bool) -> Finding:
     why = f" ({node.why})" if node.why else ""
     if node.status == CLOSED:
         return ok(check, f"stopped cleanly{why}")
+    if node.status == LEFT:
+        return warn(
+            check,
+            f"is gone{why}",
+            "start it again if it should be there; its process and log say why it went",
+        )
     if node.status != JOINED:
         return fail(
             check,
