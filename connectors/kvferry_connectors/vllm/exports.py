@@ -63,14 +63,17 @@ class Exports:
             return "", 0
         every = self._pool.blocks
         chosen = [every[i] for i in block_ids[:blocks]]
-        fresh = [b for b in chosen if b.block_id not in self._watched]
+        watched = self._watched
+        # A block may be watched for older content if another user of the pool's one watcher per
+        # block took ours away; it is watched anew for what it holds now.
+        fresh = [b for b, h in zip(chosen, hashes, strict=True) if watched.get(b.block_id) != h]
         if fresh:
             # The request still holds them: take a second reference and give it back softly, so
             # that the pool tells us of the reuse that follows the request's own free.
             self._pool.touch(fresh)
             self._pool.unpin_blocks(fresh, self._on_reuse)
-        for block, chain_hash in zip(chosen, hashes, strict=True):
-            self._watched.setdefault(block.block_id, chain_hash)
+            for block, chain_hash in zip(chosen, hashes, strict=True):
+                watched[block.block_id] = chain_hash
         self._table.offer(hashes, block_ids[:blocks])
         known = self._offers.get(hashes[-1])
         if known is not None and not fresh:
