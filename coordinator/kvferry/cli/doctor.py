@@ -41,7 +41,7 @@ def command(nats: NatsOption = None, as_json: JsonOption = False) -> None:
     levels = Counter(one.level for one in findings)
     if as_json:
         print_document(
-            {"url": target.url, "ok": not levels[FAIL], "levels": levels, "checks": findings}
+            {"url": target.shown, "ok": not levels[FAIL], "levels": levels, "checks": findings}
         )
     else:
         _print(findings, levels)
@@ -55,7 +55,7 @@ async def _examine(target: Target) -> tuple[list[Finding], bool]:
     findings = [local.check_key(local.key_file())]
     try:
         async with open_ledger(target) as ledger:
-            findings.append(ok("nats", f"{target.url} answers (from {target.origin})"))
+            findings.append(ok("nats", f"{target.shown} answers (from {target.origin})"))
             findings += await check_server(ledger)
             if not any(one.level == FAIL and one.check != "key file" for one in findings):
                 findings += await _examine_ledger(ledger)

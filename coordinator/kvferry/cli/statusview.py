@@ -8,6 +8,7 @@ from kvferry.cli import render
 from kvferry.cli.times import duration, wall_ms
 
 Document = dict[str, Any]
+NODE_COLUMNS = ("node", "role", "state", "heard", "address")
 TOKEN_WORDS = (
     ("local", "already in the engine's own cache"),
     ("pulled", "pulled from another node"),
@@ -18,8 +19,9 @@ TOKEN_WORDS = (
 def print_status(document: Document) -> None:
     """Never bare zeros: what is empty says what has to happen first."""
     _print_ledger(document)
+    heard = _heard(document["coordinator"])
     for name, space in document["spaces"].items():
-        _print_space(name, space)
+        _print_space(name, space, heard)
     _print_routers(document["routers"])
     _print_quarantine(document["quarantined"])
     if document["advice"]:
@@ -49,10 +51,20 @@ def _facts(last_seq: int) -> str:
     return f"{render.number(last_seq)} messages of facts so far"
 
 
-def _print_space(name: str, space: Document) -> None:
+def _heard(coordinator: Document | None) -> dict[tuple[str, str], str]:
+    """When each (space, node) was last heard on the bus; only a coordinator knows."""
+    if coordinator is None:
+        return {}
+    return {
+        (one["space"], one["node"]): f"{duration(1_000 * one['ago_s'])} ago"
+        for one in coordinator["heard"]
+    }
+
+
+def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) -> None:
     mode = "" if space["mode"] == "on" else f": {space['mode'].upper()}, `kvferry resume` ends it"
     render.heading(f"space {name}{mode}")
-    _print_nodes(space)
+    _print_nodes(name, space, heard)
     _print_offers(space["offers"])
     _print_transfers(space["transfers"])
     _print_reuse(space["reuse"])
@@ -65,7 +77,7 @@ def _print_space(name: str, space: Document) -> None:
             render.line(f"warning of {node['name']}: {text}")
 
 
-def _print_nodes(space: Document) -> None:
+def _print_nodes(name: str, space: Document, heard: dict[tuple[str, str], str]) -> None:
     rows = []
     for node in space["nodes"]:
         state = node["status"]
@@ -78,6 +90,7 @@ def _print_nodes(space: Document) -> None:
                 node["name"],
                 node["role"],
                 state,
+                heard.get((name, node["name"]), ""),
                 node["address"],
                 node["epoch"],
                 node["blocks"],
@@ -86,7 +99,17 @@ def _print_nodes(space: Document) -> None:
             )
         )
     render.table(
-        ("node", "role", "state", "address", ">epoch", ">blocks", ">offers", ">offered tokens"),
+        (
+            "node",
+            "role",
+            "state",
+            "heard",
+            "address",
+            ">epoch",
+            ">blocks",
+            ">offers",
+            ">offered tokens",
+        ),
         rows,
     )
 

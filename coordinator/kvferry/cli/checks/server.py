@@ -12,14 +12,17 @@ from kvferry.cli.checks.finding import Finding, fail, ok, warn
 from kvferry.cli.render import size
 from kvferry.cli.times import duration
 from kvferry.errors import LedgerError
+from kvferry.ledger.streams import OBJECTS_STREAM, OBJECTS_SUBJECTS
+from kvferry.ledger.subjects import BLOCKS_SUBJECTS, FACTS_SUBJECTS
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, BusPort
 
 ASK_S = 3.0
 SKEW_MAX_MS = 1_000.0
 FACTS_HISTORY_MIN_MS = 3_600_000
 OUR_SUBJECTS = {
-    FACTS_STREAM: {"kvf.*.*.facts", "kvf.*.coord"},
-    BLOCKS_STREAM: {"kvf.*.*.blocks"},
+    FACTS_STREAM: set(FACTS_SUBJECTS),
+    BLOCKS_STREAM: set(BLOCKS_SUBJECTS),
+    OBJECTS_STREAM: set(OBJECTS_SUBJECTS),
 }
 ENSURE = "let `kvferry up` or `kvferry coordinator` create it, with the right to create streams"
 
@@ -49,7 +52,7 @@ async def check_server(bus: BusPort) -> list[Finding]:
         text = str(info["error"].get("description", info["error"]))
         return [fail("jetstream", text, "turn JetStream on for this account")]
     findings = [ok("jetstream", f"on, {size(int(info.get('storage', 0)))} stored")]
-    for stream in (FACTS_STREAM, BLOCKS_STREAM):
+    for stream in OUR_SUBJECTS:
         findings += await _check_stream(bus, stream)
     return findings
 
@@ -75,14 +78,15 @@ async def _check_stream(bus: BusPort, stream: str) -> list[Finding]:
                 "it is another program's stream: use another NATS account, or remove it",
             )
         ]
-    findings = _check_limits(check, config, state)
+    findings = _check_limits(stream, config, state)
     findings += _check_history(check, stream, config, state)
     if stream == FACTS_STREAM and info.get("ts"):
         findings.append(_check_clock(str(info["ts"]), asked_ms, heard_ms))
     return findings
 
 
-def _check_limits(check: str, config: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+def _check_limits(stream: str, config: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    check = f"stream {stream}"
     max_bytes, max_age_ns = int(config.get("max_bytes", -1)), int(config.get("max_age", 0))
     found = []
     if max_bytes <= 0:
@@ -91,7 +95,8 @@ def _check_limits(check: str, config: dict[str, Any], state: dict[str, Any]) -> 
         found.append(
             warn(check, "is kept in memory only", "recreate it with file storage to keep history")
         )
-    if config.get("discard", "old") != "old":
+    # Snapshots that do not fit are refused; facts must never be.
+    if stream != OBJECTS_STREAM and config.get("discard", "old") != "old":
         found.append(fail(check, "refuses new messages when full", "set its discard policy to old"))
     if not found:
         age = f", {duration(max_age_ns / 1e6)}" if max_age_ns else ""
