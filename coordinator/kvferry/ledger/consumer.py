@@ -179,12 +179,19 @@ class Consumer:
             self._failure = failure
         self._arrived.set()
 
+    def _fail_gap(self, came: int) -> None:
+        self._fail(
+            ConsumerLost(
+                f"delivery {came} comes after {self._delivered}: messages were lost on the way"
+            )
+        )
+
     def _on_overflow(self) -> None:
-        self._fail(ConsumerLost("the client dropped messages: it could not keep up"))
+        # What was dropped shows as a gap, in the next message or the next heartbeat; failing at
+        # once would throw away what arrived before it.
+        _log.info("a reader of %s could not keep up: some messages are read again", self._stream)
 
     def _on_message(self, message: Msg) -> None:
-        if self._failure is not None:
-            return
         status = (message.headers or {}).get("Status")
         if status is not None:
             self._on_status(message.subject.rpartition(".")[2], status, message)
@@ -195,12 +202,7 @@ class Consumer:
             self._fail(ConsumerLost(str(error)))
             return
         if delivery.consumer_seq != self._delivered + 1:
-            self._fail(
-                ConsumerLost(
-                    f"delivery {delivery.consumer_seq} came after {self._delivered}: "
-                    "messages were lost on the way"
-                )
-            )
+            self._fail_gap(delivery.consumer_seq)
             return
         self._delivered = delivery.consumer_seq
         self._left -= 1
@@ -214,6 +216,9 @@ class Consumer:
         if is_no_responders(message):
             self._fail(ConsumerLost("the consumer is gone"))
         elif status == "100":
+            last = (message.headers or {}).get("Nats-Last-Consumer", "")
+            if last.isdigit() and int(last) > self._delivered:
+                self._fail_gap(int(last) + 1)
             self._arrived.set()
         elif batch == self._asked:
             text = (message.headers or {}).get("Description", "").lower()

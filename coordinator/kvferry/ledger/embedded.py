@@ -134,7 +134,8 @@ class EmbeddedServer:
                 target=self._run, args=(binary,), name="kvferry nats-server", daemon=True
             )
             self._thread.start()
-            self._started.wait(READY_WAIT_S + CLOSE_WAIT_S)
+            if not self._started.wait(READY_WAIT_S + CLOSE_WAIT_S):
+                raise LedgerUnavailable(f"nats-server of {self.store_dir} hangs while it starts")
             if self._failure is not None:
                 raise self._failure
         except BaseException:
@@ -243,7 +244,8 @@ class EmbeddedServer:
         _log.warning("restarting nats-server %d: %s", process.pid, why)
         wait_s = BACKOFF_FIRST_S
         while not self._stopping.is_set():
-            self._process.stop() if self._process else None
+            if self._process is not None:
+                self._process.stop()
             try:
                 self._launch(binary)
             except (KVFerryError, OSError) as error:

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from kvferry.errors import LedgerUnavailable, WrongLastSequence
+from kvferry.errors import LedgerRefused, LedgerUnavailable, WrongLastSequence
 from kvferry.ledger.mailbox import Mailbox
 from kvferry.ledger.streams import StreamLimits
 from kvferry.ledger.subjects import matches, stream_of
@@ -95,8 +95,7 @@ class MemoryLog:
         self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
     ) -> int:
         """See :meth:`kvferry.ports.log.LogPort.append`."""
-        self._check_open()
-        stream = self._streams[stream_of(subject)]
+        stream = self._stream(stream_of(subject))
         known = stream.known(message_id)
         if known is not None:
             return known
@@ -121,8 +120,7 @@ class MemoryLog:
         self, stream: str, *, start: int = 1, follow: bool = False, subject: str = ">"
     ) -> AsyncGenerator[Stored, None]:
         """See :meth:`kvferry.ports.log.LogPort.read`."""
-        self._check_open()
-        source = self._streams[stream]
+        source = self._stream(stream)
         end, position = source.last, start
         while not self._closed and (follow or position <= end):
             stored = source.get(position)
@@ -145,13 +143,12 @@ class MemoryLog:
 
     async def bounds(self, stream: str) -> StreamBounds:
         """See :meth:`kvferry.ports.log.LogPort.bounds`."""
-        self._check_open()
-        return StreamBounds(self._streams[stream].first, self._streams[stream].last)
+        source = self._stream(stream)
+        return StreamBounds(source.first, source.last)
 
     async def last_of_subject(self, subject: str) -> Stored | None:
         """See :meth:`kvferry.ports.log.LogPort.last_of_subject`."""
-        self._check_open()
-        return self._streams[stream_of(subject)].last_of(subject)
+        return self._stream(stream_of(subject)).last_of(subject)
 
     async def close(self) -> None:
         """End every reader and every handler."""
@@ -161,6 +158,12 @@ class MemoryLog:
         listeners, self._listeners = self._listeners, []
         for _, mailbox in listeners:
             await mailbox.close()
+
+    def _stream(self, name: str) -> _Stream:
+        self._check_open()
+        if name not in self._streams:
+            raise LedgerRefused(f"the ledger has no stream {name}")
+        return self._streams[name]
 
     def _check_open(self) -> None:
         if self._closed:

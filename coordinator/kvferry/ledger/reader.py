@@ -87,7 +87,7 @@ class Reader:
                         yield stored
                 return
             except LedgerUnavailable as error:
-                if clock() - progress_at > STALL_MAX_S:
+                if self._replies.link.closed or clock() - progress_at > STALL_MAX_S:
                     raise
                 again_s = await self._pause(error, again_s)
 

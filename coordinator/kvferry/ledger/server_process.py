@@ -87,7 +87,7 @@ def write_config(store_dir: Path, ports: Ports, sync_interval: str) -> Path:
         "logfile_size_limit": 8 * 1024 * 1024,
         "logfile_max_num": 3,
         "jetstream": {
-            "store_dir": str(store_dir / "jetstream"),
+            "store_dir": str(store_dir),  # the server makes a folder jetstream in it
             "max_file_store": STORE_BYTES_MAX,
             "max_memory_store": 64 * 1024 * 1024,
             "sync_interval": sync_interval,

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 from tests.unit.ledger.support import eventually, read_all, take, within
 
-from kvferry.errors import LedgerUnavailable, WrongLastSequence
+from kvferry.errors import LedgerRefused, LedgerUnavailable, WrongLastSequence
 from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import blocks_subject, coord_subject, facts_subject
@@ -190,6 +190,13 @@ async def test_objects_are_put_got_replaced_and_deleted(log: Log, size: int) -> 
     await log.delete("snap/1")
     await log.delete("snap/1")
     assert await log.get("snap/1") is None
+
+
+async def test_a_stream_that_is_not_there_is_refused(log: Log) -> None:
+    with pytest.raises(LedgerRefused, match="no stream OTHER"):
+        await log.bounds("OTHER")
+    with pytest.raises(LedgerRefused, match="no stream OTHER"):
+        await read_all(log, "OTHER")
 
 
 async def test_connected_until_closed(log: Log) -> None:

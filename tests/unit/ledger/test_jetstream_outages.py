@@ -15,11 +15,11 @@ from nats.aio.msg import Msg
 from tests.unit.ledger.support import RawServer, eventually, read_all, take, within
 
 from kvferry.errors import LedgerRefused, LedgerUnavailable
-from kvferry.ledger import append, consumer, embedded, jsapi, link
+from kvferry.ledger import append, consumer, embedded, jsapi, life, link
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ledger.subjects import facts_subject
-from kvferry.ports.log import FACTS_STREAM, Reply
+from kvferry.ports.log import FACTS_STREAM, Reply, Stored
 
 FACTS = facts_subject("s", "p0")
 
@@ -162,6 +162,36 @@ async def test_a_delivery_lost_on_the_way_is_noticed_and_read_again(
         dropped.clear()
         assert [m.seq for m in await take(ledger, FACTS_STREAM, 100)] == list(range(1, 101))
         assert dropped
+
+
+async def test_messages_that_the_client_dropped_are_read_again(
+    raw_server: RawServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kvferry.ledger")
+    async with opened(raw_server.url) as ledger:
+        await ledger.append_many(messages(150))
+        monkeypatch.setattr(life, "LISTEN_MESSAGES_MAX", 64)
+        assert [m.seq for m in await read_all(ledger, FACTS_STREAM)] == list(range(1, 151))
+    assert "could not keep up" in caplog.text
+    assert "lost on the way" in caplog.text
+
+
+async def test_a_read_that_is_cut_short_says_so(
+    raw_server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "BATCH_MESSAGES", 10)
+    async with opened(raw_server.url) as ledger:
+        await ledger.append_many(messages(100))
+        reading = ledger.read(FACTS_STREAM)
+        assert (await anext(reading)).seq == 1
+        await ledger.close()
+        with pytest.raises(LedgerUnavailable):
+            await within(_exhaust(reading), 5)
+
+
+async def _exhaust(reading: AsyncIterator[Stored]) -> None:
+    async for _ in reading:
+        pass
 
 
 async def test_reading_begins_at_the_first_message_that_is_left(raw_server: RawServer) -> None:
