@@ -15,6 +15,8 @@ from kvferry_connectors.demo.model import TINY, Shape, ensure_model
 
 KEY = "hex:" + "5a" * 32
 """The cluster key of the tests' engines."""
+BLOCK = 32
+"""Tokens in a block of the tests' engines, where a test says nothing else."""
 
 pytestmark = pytest.mark.engine
 

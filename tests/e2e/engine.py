@@ -54,14 +54,25 @@ class Answer:
 class EngineProcess:
     """A vLLM engine in a process of its own."""
 
-    def __init__(self, model: Path, name: str, *, connector: dict[str, Any] | None, **args: Any):
-        """``connector`` is the extra config; None runs vLLM without kvferry. ``args`` go to LLM."""
+    def __init__(
+        self,
+        model: Path,
+        name: str,
+        *,
+        connector: dict[str, Any] | None,
+        log: Path | None = None,
+        **args: Any,
+    ):
+        """``connector`` is the extra config; None runs vLLM without kvferry. ``args`` go to LLM.
+
+        ``log`` gets what the engine writes to its standard output and error.
+        """
         context = mp.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.name = name
         self._answers: dict[str, Answer] = {}
         self._process = context.Process(
-            target=_main, args=(theirs, str(model), name, connector, args), daemon=True
+            target=_main, args=(theirs, str(model), name, connector, args, log), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -176,8 +187,14 @@ class EngineProcess:
 # --- in the child -------------------------------------------------------------------------------
 
 
-def _main(pipe: Any, model: str, name: str, connector: Any, args: dict[str, Any]) -> None:
+def _main(
+    pipe: Any, model: str, name: str, connector: Any, args: dict[str, Any], log: Path | None
+) -> None:
     os.environ.update(ENVIRONMENT)
+    if log is not None:
+        with log.open("ab") as written:
+            os.dup2(written.fileno(), 1)
+            os.dup2(written.fileno(), 2)
     try:
         child = _Child(pipe, model, name, connector, args)
         pipe.send(("ready", None))
@@ -287,6 +304,9 @@ class _Child:
         joined = self.side._joiner.joined
         return joined.space if joined is not None else ""
 
+    def probe_incarnation(self) -> str:
+        return str(self.side._incarnation)
+
     def probe_agent(self) -> tuple[str, str]:
         return self.side.agent.state, self.side.agent.why
 
@@ -311,6 +331,23 @@ class _Child:
         box = self.side.outbox
         lanes = sum(box.counts(lane).waiting for lane in ("facts", "blocks"))
         return int(lanes + box.untranslated)
+
+    def probe_pins(self) -> int:
+        """Pins of other nodes that stand here."""
+        return int(self.side._table.pins())
+
+    def probe_reserved(self) -> int:
+        """Outcome slots that wait for the end of a transfer."""
+        return int(self.side.outbox.reserved)
+
+    def probe_trust_reads(self, trust: bool) -> bool:
+        """Use what was read without asking the source again: the control of the second question."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        puller = get_kv_transfer_group()._worker._puller
+        assert puller is not None, "pull something first: the puller is made at the first load"
+        puller.unsafe_skip_done = trust
+        return trust
 
     def probe_leases(self) -> int:
         return len(self.side._exports._leased)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.core.apply import apply_batch
-from kvferry.core.envelope import Entry, Position
+from kvferry.core.envelope import Batch, Position
 from kvferry.core.events import Event
 from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce
 from kvferry.core.state import SpaceState, State
@@ -31,12 +31,16 @@ KVFERRY = [str(Path(sys.executable).parent / "kvferry")]
 
 
 class Recorded:
-    """One event as the ledger holds it."""
+    """One event as the ledger holds it; ``lane_seq`` is its own place in its lane."""
 
-    def __init__(self, seq: int, node: str, incarnation: str, entry: Entry) -> None:
+    def __init__(self, seq: int, batch: Batch, index: int) -> None:
+        entry = batch.entries[index]
         self.seq = seq
-        self.node = node
-        self.incarnation = incarnation
+        self.node = batch.node
+        self.incarnation = batch.incarnation
+        self.epoch = batch.epoch
+        self.lane = batch.lane
+        self.lane_seq = batch.seq + index
         self.event: Event = entry.event
         self.cause = entry.cause
 
@@ -47,9 +51,9 @@ class Recorded:
 class Plane:
     """A ledger and a coordinator."""
 
-    def __init__(self, folder: Path, *, silent_after_s: float | None = None) -> None:
+    def __init__(self, folder: Path, *, silent_after_s: float | None = None, port: int = 0) -> None:
         self.folder = folder
-        self.server = EmbeddedServer(folder / "store")
+        self.server = EmbeddedServer(folder / "store", port=port)
         self.server.start()
         self._silent = silent_after_s
         self.coordinator: subprocess.Popen[bytes] | None = None
@@ -60,7 +64,7 @@ class Plane:
 
     def start_coordinator(self) -> None:
         """Start the daemon and wait until it leads."""
-        extra = [] if self._silent is None else ["--silent-after", str(self._silent)]
+        extra = [] if self._silent is None else ["--silent-after-s", str(self._silent)]
         log = (self.folder / "coordinator.log").open("ab")
         self.coordinator = subprocess.Popen(
             [*KVFERRY, "coordinator", "--nats", self.url, *extra], stdout=log, stderr=log
@@ -110,8 +114,7 @@ class Plane:
                 with contextlib.suppress(CodecError):
                     batch = decode(stored.data)
                     found += [
-                        Recorded(stored.seq, batch.node, batch.incarnation, entry)
-                        for entry in batch.entries
+                        Recorded(stored.seq, batch, index) for index in range(len(batch.entries))
                     ]
             return found
 
