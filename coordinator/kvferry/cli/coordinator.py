@@ -10,7 +10,7 @@ import typer
 
 from kvferry.cli import guard
 from kvferry.cli.context import NatsOption, Target, connected, find_ledger
-from kvferry.cli.serving import StopRequest, serve_coordinator
+from kvferry.cli.serving import ReplicaOption, SilentOption, StopRequest, serve_coordinator
 from kvferry.cli.streams import create_missing
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import LedgerUnavailable
@@ -24,21 +24,8 @@ TRY_S = 5.0
 @guard.guarded
 def command(
     nats: NatsOption = None,
-    replica: Annotated[
-        str,
-        typer.Option(
-            "--replica",
-            metavar="NAME",
-            help="This coordinator's name among others; by default a new one.",
-            show_default=False,
-        ),
-    ] = "",
-    silent_after_s: Annotated[
-        float,
-        typer.Option(
-            "--silent-after-s", help="Seconds without a heartbeat until a node counts as gone."
-        ),
-    ] = 5.0,
+    replica: ReplicaOption = "",
+    silent_after_s: SilentOption = 5.0,
     wait_s: Annotated[
         float,
         typer.Option(

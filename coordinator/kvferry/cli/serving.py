@@ -6,6 +6,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import Annotated
+
+import typer
 
 from kvferry.daemon.coordinator import Coordinator
 from kvferry.daemon.settings import CoordinatorSettings
@@ -15,6 +18,21 @@ from kvferry.ledger.jetstream import JetStreamLedger
 log = logging.getLogger("kvferry.cli")
 STOP_GRACE_S = 5.0
 """Beyond the coordinator's own bound; then it is cancelled."""
+ReplicaOption = Annotated[
+    str,
+    typer.Option(
+        "--replica",
+        metavar="NAME",
+        help="This coordinator's name among others; by default a new one.",
+        show_default=False,
+    ),
+]
+SilentOption = Annotated[
+    float,
+    typer.Option(
+        "--silent-after-s", help="Seconds without a heartbeat until a node counts as gone."
+    ),
+]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

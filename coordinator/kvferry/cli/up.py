@@ -15,7 +15,7 @@ from kvferry.cli import guard, statefile
 from kvferry.cli.context import Target, connected
 from kvferry.cli.engineconfig import instructions, kv_transfer_config
 from kvferry.cli.jsonable import print_line
-from kvferry.cli.serving import StopRequest, serve_coordinator
+from kvferry.cli.serving import ReplicaOption, SilentOption, StopRequest, serve_coordinator
 from kvferry.cli.statefile import UpState
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import ConfigError
@@ -55,15 +55,8 @@ def command(
             help="How often the ledger is forced to disk: an interval, or always.",
         ),
     ] = "1s",
-    replica: Annotated[
-        str,
-        typer.Option(
-            "--replica",
-            metavar="NAME",
-            help="This coordinator's name among others; by default a new one.",
-            show_default=False,
-        ),
-    ] = "",
+    replica: ReplicaOption = "",
+    silent_after_s: SilentOption = 5.0,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON line once it serves, instead of text."),
@@ -80,7 +73,9 @@ def command(
 
       kvferry up --store /var/lib/kvferry --port 4300
     """
-    settings = CoordinatorSettings(replica=replica or new_replica_name())
+    settings = CoordinatorSettings(
+        replica=replica or new_replica_name(), silent_after_s=silent_after_s
+    )
     if port:
         _check_free(port)
     server = EmbeddedServer(

@@ -20,7 +20,7 @@ from tests.unit.cli.support import Writer, converse
 from kvferry.core.messages import Heartbeat, encode, heartbeat_subject
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 BEAT_S = 0.3
 COMMAND = [sys.executable, "-m", "kvferry.cli"]
 

@@ -37,7 +37,9 @@ LEADERS = {"leader_elected", "policy_set", "node_left", "checkpoint"}
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with running_up(tmp_path_factory.mktemp("up")) as served, Engines(served.url):
+    # The engines beat on a thread of this busy process, and are not what is tested here.
+    patient = ("--silent-after-s", "300")
+    with running_up(tmp_path_factory.mktemp("up"), *patient) as served, Engines(served.url):
         yield served
 
 

@@ -75,6 +75,9 @@ def test_a_second_up_does_not_take_the_others_state_file(tmp_path: Path) -> None
     home = tmp_path / "home"
     with running_up(home) as first, running_up(home, "--store", str(tmp_path / "b")) as second:
         assert "give them --nats " + second.url in second.stderr.read_text()
+        empty = kvferry(home, "status", "--nats", second.url)
+        assert "nothing has been recorded yet" in empty.stdout
+        assert "no node has joined yet: start an engine" in empty.stdout
         assert second.end() == 0
         state = json.loads((home / "kvferry" / "up.json").read_text())
         assert state["url"] == first.url
