@@ -322,6 +322,10 @@ class _Child:
     def probe_requests(self) -> int:
         return len(self.core.scheduler.requests)
 
+    def probe_computed(self) -> dict[str, int]:
+        """Tokens with KV of each request that is in the engine."""
+        return {name: one.num_computed_tokens for name, one in self.core.scheduler.requests.items()}
+
     def probe_outbox(self) -> dict[str, Any]:
         box = self.side.outbox
         return {lane: box.counts(lane) for lane in ("facts", "blocks")}
