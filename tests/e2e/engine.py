@@ -61,18 +61,22 @@ class EngineProcess:
         *,
         connector: dict[str, Any] | None,
         log: Path | None = None,
+        env: dict[str, str] | None = None,
         **args: Any,
     ):
         """``connector`` is the extra config; None runs vLLM without kvferry. ``args`` go to LLM.
 
-        ``log`` gets what the engine writes to its standard output and error.
+        ``log`` gets what the engine writes to its standard output and error; ``env`` is set in
+        the child before vLLM is imported.
         """
         context = mp.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.name = name
         self._answers: dict[str, Answer] = {}
         self._process = context.Process(
-            target=_main, args=(theirs, str(model), name, connector, args, log), daemon=True
+            target=_main,
+            args=(theirs, str(model), name, connector, args, log, env or {}),
+            daemon=True,
         )
         self._process.start()
         theirs.close()
@@ -188,9 +192,15 @@ class EngineProcess:
 
 
 def _main(
-    pipe: Any, model: str, name: str, connector: Any, args: dict[str, Any], log: Path | None
+    pipe: Any,
+    model: str,
+    name: str,
+    connector: Any,
+    args: dict[str, Any],
+    log: Path | None,
+    env: dict[str, str],
 ) -> None:
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | env)
     if log is not None:
         with log.open("ab") as written:
             os.dup2(written.fileno(), 1)

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.node.puller import Puller, PullJob, PullResult
-
 from kvferry.errors import EngineUnsupported, KVFerryError
 from kvferry.node.keys import load_key
 from kvferry.node.peer_client import PeerClient
 from kvferry.node.pins import verify_grant
+from kvferry.node.puller import Puller, PullJob, PullResult
 from kvferry.node.session import PeerIdentity
 from kvferry.ports.backend import Backend, Regions, Verify
 from kvferry_backends.registry import create_usable
@@ -191,7 +190,9 @@ class WorkerSide:
                     components=identity.components,
                 ),
             )
-            self._puller = self._make_puller(self._client, self._backends)
+            self._puller = self._make_puller(
+                self._client, self._backends, pin_ms=self._options.pin_ms
+            )
         return self._puller
 
     def _ranked(self, result: PullResult) -> RankResult:

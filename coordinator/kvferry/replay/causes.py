@@ -96,6 +96,20 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "the engine's own cache already held all that could be shared",
         "nothing to do: this is the best case",
     ),
+    "transfer_failed": (
+        "the blocks were being moved, but the transfer ended without use, so the prompt was "
+        "computed",
+        "`kvferry explain` names the stage and the reason of the transfer that failed",
+    ),
+    "unused": (
+        "the engine did not use the prefix that was found for it",
+        "nothing to do; vLLM takes no outside prefix for some requests, for example with "
+        "prompt_logprobs",
+    ),
+    "aborted": (
+        "the request was aborted before its prefix had been found",
+        "nothing to do; the client went away or the engine gave the request up",
+    ),
     "not_joined": (
         "the coordinator does not know the node that asked, or knows it as gone",
         "it heals by itself when the node's facts arrive; if it stays, check the node's NATS url "
