@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from kvferry.core.events import Evicted, PinEnded, TransferFailed, Transferred
 from tests.e2e.conftest import StartEngine, joined, prompt
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane, of
+from tests.e2e.plane import Plane, Recorded, of
 from tests.e2e.relay import Relay
+
+from kvferry.core.events import Evicted, PinEnded, TransferFailed, Transferred
 
 BLOCK = 32
 BLOCK_BYTES = 32 << 10
@@ -83,8 +83,8 @@ def gone(plane: Plane, offer: str) -> None:
 def failure(plane: Plane, request: str) -> TransferFailed:
     """How the transfer of a request ended, once the ledger has it."""
 
-    def mine(seen: object) -> list[TransferFailed]:
-        return [e for e in of(seen, TransferFailed) if e.request.startswith(request)]  # type: ignore[arg-type]
+    def mine(seen: list[Recorded]) -> list[TransferFailed]:
+        return [e for e in of(seen, TransferFailed) if e.request.startswith(request)]
 
     (only,) = mine(plane.wait_for(mine, f"the outcome of {request}"))
     return only
