@@ -1,0 +1,234 @@
+"""Requests that end while their blocks are being read, on the target's and on the source's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from tests.e2e import conservation
+from tests.e2e.conftest import BLOCK, StartEngine, joined, prompt
+from tests.e2e.engine import EngineProcess
+from tests.e2e.plane import Plane, of
+from tests.e2e.relay import Relay
+
+from kvferry.core.events import (
+    Event,
+    PinEnded,
+    Requested,
+    RequestEnded,
+    Retained,
+    TransferFailed,
+    Transferred,
+)
+
+pytestmark = pytest.mark.engine
+
+SMALL_POOL = {"kv_cache_memory_bytes": 6 << 20, "max_model_len": 4096}
+"""192 blocks: three prompts of 2,500 tokens reuse each of them."""
+
+
+class Fleet(NamedTuple):
+    relay: Relay
+    p0: EngineProcess
+    d0: EngineProcess
+    free: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def fleet(start_engine: StartEngine) -> Iterator[Fleet]:
+    relay = Relay()
+    try:
+        p0 = start_engine("p0", connector=relay.connector_options(), **SMALL_POOL)
+        d0 = start_engine("d0")
+        joined(p0, d0)
+        free = {engine.name: engine.ask("free_blocks") for engine in (p0, d0)}
+        yield Fleet(relay, p0, d0, free)
+    finally:
+        relay.close()
+
+
+def idle(engine: EngineProcess) -> None:
+    """Wait until nothing is left of any request, in the engine or in the connector."""
+    for probe in ("requests", "open", "reserved"):
+        engine.until(probe, lambda left: left == 0)
+
+
+def overwrite(p0: EngineProcess, seed: int) -> None:
+    """Fill the source's pool with other prompts."""
+    for i in range(3):
+        p0.run(f"fill-{seed}-{i}", prompt(1000 + 10 * seed + i, 2500), tokens=2)
+
+
+def about(plane: Plane, kind: type[Any], request: str) -> Any:
+    """The one event of a kind about a request."""
+
+    def found(seen: Any) -> list[Event]:
+        return [e for e in of(seen, kind) if e.request.startswith(request)]
+
+    (event,) = found(plane.wait_for(found, f"{kind.__name__} of {request}"))
+    return event
+
+
+def pin_of(plane: Plane, transfer: str) -> PinEnded:
+    seen = plane.wait_for(lambda seen: of(seen, PinEnded, transfer=transfer), "the pin's end")
+    (ended,) = of(seen, PinEnded, transfer=transfer)
+    return ended
+
+
+def test_target_aborts_in_mid_read(fleet: Fleet, reference: EngineProcess, plane: Plane) -> None:
+    text = prompt(200, 1200)
+    first = fleet.p0.run("a-p", text, tokens=2)
+    fleet.relay.stall_after(5 * BLOCK * 1024)
+    fleet.d0.add("a-1", text, tokens=8, kvferry={"hint": first.hint})
+    fleet.relay.wait_held()
+    fleet.d0.abort("a-1")
+    idle(fleet.d0)
+    conservation.blocks_return(fleet.d0, fleet.free["d0"])
+    fleet.relay.carry()
+
+    failed = about(plane, TransferFailed, "a-1")
+    assert (failed.stage, failed.reason) == ("use", "aborted")
+    assert failed.fence == "socket_closed"
+    assert about(plane, RequestEnded, "a-1").outcome == "aborted"
+    assert pin_of(plane, failed.transfer).how == "abort"
+
+    again = fleet.d0.run("a-2", text, tokens=8, kvferry={"hint": first.hint})
+    assert again.tokens == reference.run("a", text, tokens=8).tokens
+    assert again.report["pulled"] == 1200 // BLOCK * BLOCK
+
+
+def test_source_reuses_the_blocks_before_it_sends_them(
+    fleet: Fleet, reference: EngineProcess, plane: Plane
+) -> None:
+    """What arrives is another prompt's KV with a digest that fits; only ``done`` tells."""
+    text = prompt(210, 900)
+    first = fleet.p0.run("b-p", text, tokens=2)
+    fleet.relay.hold_requests()
+    fleet.d0.add("b-1", text, tokens=8, kvferry={"hint": first.hint})
+    fleet.relay.wait_held()
+    overwrite(fleet.p0, 1)
+    fleet.relay.carry()
+    answer = fleet.d0.answer("b-1")
+    assert answer.tokens == reference.run("b", text, tokens=8).tokens
+    assert (answer.report["pulled"], answer.report["computed"]) == (0, 900)
+    failed = about(plane, TransferFailed, "b-1")
+    assert (failed.stage, failed.reason) == ("settle", "void")
+    assert pin_of(plane, failed.transfer).how == "void"
+
+
+def test_target_aborts_while_the_source_reuses_the_blocks(
+    fleet: Fleet, reference: EngineProcess, plane: Plane
+) -> None:
+    text = prompt(220, 1000)
+    first = fleet.p0.run("c-p", text, tokens=2)
+    fleet.relay.stall_after(3 * BLOCK * 1024)
+    fleet.d0.add("c-1", text, tokens=8, kvferry={"hint": first.hint})
+    fleet.relay.wait_held()
+    overwrite(fleet.p0, 2)
+    fleet.d0.abort("c-1")
+    idle(fleet.d0)
+    fleet.relay.carry()
+    failed = about(plane, TransferFailed, "c-1")
+    assert failed.reason == "aborted"
+    assert pin_of(plane, failed.transfer).how == "abort"
+
+    again = fleet.d0.run("c-2", text, tokens=8, kvferry={"hint": first.hint})
+    assert again.tokens == reference.run("c", text, tokens=8).tokens
+    assert again.report["pulled"] == 0
+    assert again.report["computed"] == 1000
+    conservation.blocks_return(fleet.d0, fleet.free["d0"])
+    conservation.blocks_return(fleet.p0, fleet.free["p0"])
+
+
+def test_source_aborts_the_request_that_made_the_blocks(
+    fleet: Fleet, reference: EngineProcess, plane: Plane
+) -> None:
+    """An aborted request's blocks are offered too; a second abort in mid-read does no harm."""
+    text = prompt(230, 700)
+    fleet.p0.add("d-p1", text, tokens=2000)
+    fleet.p0.until("computed", lambda tokens: max(tokens.values(), default=0) > 700)
+    fleet.p0.abort("d-p1")
+    idle(fleet.p0)
+    about(plane, Retained, "d-p1")
+    plane.wait_projected()
+
+    fleet.relay.stall_after(2 * BLOCK * 1024)
+    fleet.d0.add("d-1", text, tokens=8)
+    fleet.relay.wait_held()
+    fleet.p0.add("d-p2", text, tokens=2000)
+    fleet.p0.until("computed", lambda tokens: max(tokens.values(), default=0) > 700)
+    fleet.p0.abort("d-p2")
+    idle(fleet.p0)
+    fleet.relay.carry()
+    answer = fleet.d0.answer("d-1")
+    assert answer.tokens == reference.run("d", text, tokens=8).tokens
+    assert answer.report["pulled"] == 700 // BLOCK * BLOCK
+    assert about(plane, RequestEnded, "d-p1").outcome == "aborted"
+    assert pin_of(plane, about(plane, Transferred, "d-1").transfer).how == "intact"
+
+
+def test_target_aborts_while_a_frozen_source_owes_the_pin(
+    fleet: Fleet, reference: EngineProcess, plane: Plane
+) -> None:
+    text = prompt(240, 800)
+    first = fleet.p0.run("e-p", text, tokens=2)
+    longer_there = text[:500] + prompt(241, 300)
+    fleet.p0.freeze()
+    try:
+        fleet.d0.add("e-1", longer_there, tokens=8, kvferry={"hint": first.hint})
+        fleet.d0.until("requests", lambda count: count == 1)
+        fleet.d0.abort("e-1")
+        idle(fleet.d0)
+        # The engine goes on while the source says nothing.
+        other = prompt(242, 100)
+        answer = fleet.d0.run("e-other", other, tokens=8, kvferry={"reuse": "off"})
+        assert answer.tokens == reference.run("e-other", other, tokens=8).tokens
+    finally:
+        fleet.p0.thaw()
+    fleet.p0.until("pins", lambda count: count == 0)
+    asked = about(plane, Requested, "e-1")
+    assert (asked.transfer, asked.miss) == ("", "aborted")
+    again = fleet.d0.run("e-2", longer_there, tokens=8, kvferry={"hint": first.hint})
+    assert again.tokens == reference.run("e", longer_there, tokens=8).tokens
+    assert again.report["pulled"] == 500 // BLOCK * BLOCK
+
+
+def test_a_sibling_does_not_lose_by_the_abort_of_the_one_that_loads(
+    fleet: Fleet, reference: EngineProcess
+) -> None:
+    text = prompt(250, 1100)
+    first = fleet.p0.run("f-p", text, tokens=2)
+    fleet.relay.stall_after(4 * BLOCK * 1024)
+    for i in (1, 2):
+        fleet.d0.add(f"f-{i}", text, tokens=8, kvferry={"hint": first.hint})
+    fleet.relay.wait_held()
+    fleet.d0.abort("f-1")
+    fleet.d0.until("requests", lambda count: count == 1)
+    fleet.relay.carry()
+    answer = fleet.d0.answer("f-2")
+    assert answer.tokens == reference.run("f", text, tokens=8).tokens
+    assert answer.report["pulled"] == 1100 // BLOCK * BLOCK
+
+
+def test_every_second_of_many_is_aborted(fleet: Fleet, reference: EngineProcess) -> None:
+    texts = [prompt(260 + i, 400 + 32 * i) for i in range(8)]
+    hints = [fleet.p0.run(f"g-p{i}", text, tokens=2).hint for i, text in enumerate(texts)]
+    fleet.relay.stall_after(2 * BLOCK * 1024)
+    for i, text in enumerate(texts):
+        fleet.d0.add(f"g-{i}", text, tokens=8, kvferry={"hint": hints[i]})
+    fleet.relay.wait_held(connections=4)
+    for i in range(0, 8, 2):
+        fleet.d0.abort(f"g-{i}")
+    fleet.relay.carry()
+    for i in range(1, 8, 2):
+        answer = fleet.d0.answer(f"g-{i}")
+        assert answer.tokens == reference.run(f"g-{i}", texts[i], tokens=8).tokens
+        assert answer.report["pulled"] == len(texts[i]) // BLOCK * BLOCK
+    idle(fleet.d0)
+
+
+def test_nothing_leaked_and_the_books_balance(fleet: Fleet, plane: Plane) -> None:
+    conservation.check(plane, [fleet.p0, fleet.d0])
+    for engine in (fleet.p0, fleet.d0):
+        conservation.blocks_return(engine, fleet.free[engine.name])
