@@ -106,8 +106,10 @@ class Link:
         """Return once the server has taken what was sent; silence means that the life is lost."""
         try:
             await natsclient.barrier(life.client, PONG_WAIT_S)
+        except TimeoutError:
+            self.lose(life, f"no answer to a ping within {PONG_WAIT_S:g} s")
         except (nats.errors.Error, OSError) as error:
-            self.lose(life, f"no answer to a ping within {PONG_WAIT_S:g} s ({error})")
+            self.lose(life, f"the connection broke ({error})")
 
     async def publish(
         self,
