@@ -58,7 +58,7 @@ def create_usable(
 ) -> list[Backend]:
     """Every backend of ``order`` that works here, in that order; may be empty.
 
-    A backend that cannot work here is left out with a warning; the reason goes into
+    A backend that cannot work here is left out; the reason is logged and goes into
     ``left_out`` under its name. Wrong names and options are the caller's mistakes and raise;
     backends made before the mistake are closed.
 
@@ -74,7 +74,7 @@ def create_usable(
             try:
                 usable.append(create(name, options.get(name)))
             except BackendUnavailable as error:
-                _log.warning("backend %s is left out: %s", name, error)
+                _log.info("backend %s is left out: %s", name, error)
                 if left_out is not None:
                     left_out[name] = str(error)
     except BaseException:

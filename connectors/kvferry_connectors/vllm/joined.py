@@ -141,9 +141,7 @@ class Joiner:
             self._options, self._key, self._node, self._incarnation, components, self._table
         )
         self._table.set_ranks([RankEndpoint(key=h.key, backends=h.backends) for h in hellos])
-        common = [
-            name for name in self._options.backends if all(name in h.backends for h in hellos)
-        ]
+        common = [name for name in hellos[0].backends if all(name in h.backends for h in hellos)]
         left_out = tuple(f"backend {name}: {why}" for name, why in hellos[0].left_out.items())
         self._agent.join(
             Identity(

@@ -36,8 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The host that other nodes use to reach us; default ``host``."""
     peer_port: int = 0
     """Port of the peer server; 0 takes a free one."""
-    backends: tuple[str, ...] = ("tcp",)
-    """Data planes in order of preference."""
+    backends: tuple[str, ...] = ()
+    """Data planes in order of preference; empty takes all that work here, fastest first."""
     backend_options: dict[str, dict[str, Any]] = {}
     """Options of each data plane by its name."""
     verify: str = "sample"
@@ -128,8 +128,6 @@ def _check(options: Options) -> None:
             f"parent_load_failure_policy={options.parent_load_failure_policy!r}: leave it empty "
             "or, once the top level has kv_load_failure_policy=recompute, say 'recompute'"
         )
-    if not options.backends:
-        raise ConfigError("backends is empty: name at least one data plane, for example ['tcp']")
 
 
 def node_name(options: Options, engine_id: str) -> str:

@@ -15,7 +15,7 @@ from kvferry.node.pins import verify_grant
 from kvferry.node.puller import Puller, PullJob, PullResult
 from kvferry.node.session import PeerIdentity
 from kvferry.ports.backend import Backend, Regions, Verify
-from kvferry_backends.registry import create_usable
+from kvferry_backends.registry import create_usable, names
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.layout import regions_of
 from kvferry_connectors.vllm.metadata import (
@@ -29,6 +29,9 @@ from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.space import worker_components
 
 log = logging.getLogger("kvferry.vllm")
+
+FASTEST_FIRST = ("peer", "tcp")
+"""What is tried where the options name no backend."""
 
 
 class WorkerSide:
@@ -90,14 +93,15 @@ class WorkerSide:
         self._say_hello = True
 
     def _start_backends(self, regions: Regions) -> tuple[list[Backend], dict[str, str]]:
+        chosen = self._options.backends or tuple(n for n in FASTEST_FIRST if n in names())
         named: dict[str, dict[str, object]] = {}
-        for name in self._options.backends:
+        for name in chosen:
             given = dict(self._options.backend_options.get(name, {}))
             if name == "tcp":
                 given.setdefault("listen_host", self._options.host)
             named[name] = given
         left_out: dict[str, str] = {}
-        usable = create_usable(self._options.backends, named, left_out=left_out)
+        usable = create_usable(chosen, named, left_out=left_out)
         kept = []
         for backend in usable:
             if regions.kind in backend.capabilities.memory:
@@ -106,6 +110,8 @@ class WorkerSide:
             else:
                 left_out[backend.name] = f"it cannot read {regions.kind} memory"
                 backend.close()
+        if not self._options.backends and kept:
+            left_out.clear()  # Nobody asked for them by name, so nobody needs to hear.
         return kept, left_out
 
     def _authorize(self, transfer: str, grant: bytes, blocks: bytes) -> bool:

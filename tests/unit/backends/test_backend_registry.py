@@ -62,6 +62,7 @@ def test_asking_for_names_imports_no_backend() -> None:
 
 @pytest.mark.usefixtures("more_backends")
 def test_what_cannot_work_is_left_out_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     reasons: dict[str, str] = {}
     usable = registry.create_usable(
         ["nolib", "nodevice", "tcp", "noattr"], {"tcp": {"connections": 1}}, left_out=reasons
