@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.node.leases import LeaseTable
-
 from kvferry.node.export import ExportTable
+from kvferry.node.leases import LeaseTable
 from kvferry.node.outbox import Outbox
 from kvferry_connectors.vllm.items import Cleared, Leased, LeaseEnded, Offered, Reused
 from kvferry_connectors.vllm.options import Options
@@ -53,6 +52,9 @@ class Exports:
         self._leases = LeaseTable(int(total * options.lease_budget), clock)
         self._watermark = int(total * options.free_watermark)
         self.paused = False
+        """Nothing is offered."""
+        self.leasing = True
+        """Leases are taken; those that stand drain once they are not."""
         if caching:
             table.check = self._present_hash
 
@@ -88,7 +90,7 @@ class Exports:
         ttl_ms = self._options.lease_ms
         lease = f"{offer}L{next(self._counter)}"
         ids = block_ids[:blocks]
-        if self.paused or not self._outbox.admit() or self._free_is_low():
+        if not self.leasing or not self._outbox.admit() or self._free_is_low():
             return False
         if not self._leases.grant(lease, ids, ttl_ms, float(blocks)):
             return False
@@ -106,7 +108,7 @@ class Exports:
         if self._leased:
             for lease in self._leases.expired():
                 self._end_lease(lease, "expired")
-            if self.paused:
+            if not self.leasing:
                 self.end_leases("paused")
             elif self._free_is_low():
                 self.make_room(self._watermark - self._pool.get_num_free_blocks())

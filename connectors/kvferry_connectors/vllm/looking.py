@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
@@ -17,6 +18,9 @@ from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
+
+OBSERVE = "observe"
+"""The mode, the miss, and the tier of a hint that says what could be had but must not be used."""
 
 REFUSALS = {
     "incarnation": "node_left",
@@ -56,45 +60,42 @@ class Looker:
 
     def use_hint(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
         """Pin what a hint names; a hint whose tail is the prompt's own needs no answer."""
-        pull.basis, pull.source = "hint", hint.node
-        pull.address, pull.incarnation = hint.address, hint.incarnation
-        pull.hinted = hint.blocks
-        proved = (
-            0 < hint.blocks <= tracked.prompt_blocks
-            and tracked.hashes[hint.blocks - 1] == hint.tail
-        )
+        proved = take_hint(tracked, pull, hint)
         if proved:
             # Equal tail hashes prove the whole prefix, so the answer needs no round trip; the
             # workers repeat this pin when the blocks are allocated.
-            pull.granted = hint.blocks
             pull.state = PullState.READY
         self._pool.submit(self._pin, tracked, pull, proved)
 
     def ask_plan(self, tracked: Tracked, pull: Pull) -> None:
         """Ask the coordinator who holds the prompt's prefix, then pin there."""
-        joined = pull.joined
-        assert joined is not None
-        stride = sample_stride(self._block_size)
-        request = PlanRequest(
-            space=joined.space,
-            node=joined.node,
-            hashes=short_hashes(tracked.hashes[: tracked.prompt_blocks], stride),
-            stride=stride,
-            block_size=self._block_size,
-            prompt_tokens=tracked.prompt_tokens,
-        )
 
         def done(answer: PlanAnswer | None, miss: str) -> None:
             if pull.cancelled:
                 return
             if answer is None or not answer.candidates:
+                if answer is not None and answer.observed:
+                    # The coordinator knows before us that we only observe.
+                    take_observed(pull, answer, answer.observed)
                 self._fail(tracked, pull, pull.miss or (answer.miss if answer else miss))
                 return
-            pull.recompute_ms = answer.recompute_ms
-            pull.options = tuple(c.node for c in answer.candidates)
-            self._pool.submit(self._pin_candidate, tracked, pull, answer.candidates[0])
+            take_plan(pull, answer, answer.candidates)
+            self._pool.submit(self._pin, tracked, pull, False)
 
-        self._plans.ask(request, done)
+        self._plans.ask(self._plan_request(tracked, pull), done)
+
+    def observe_plan(self, tracked: Tracked, pull: Pull, known: Callable[[], None]) -> None:
+        """Ask the coordinator what it would choose; ``known`` is called once, on our thread."""
+
+        def done(answer: PlanAnswer | None, miss: str) -> None:
+            # With candidates, policy changed and we have not heard of it yet.
+            chosen = (answer.observed or answer.candidates) if answer is not None else ()
+            if answer is not None and chosen:
+                take_observed(pull, answer, chosen)
+            pull.miss = pull.miss or (OBSERVE if chosen else answer.miss if answer else miss)
+            known()
+
+        self._plans.ask(self._plan_request(tracked, pull), done)
 
     def abort(self, pull: Pull, why: str) -> None:
         """Tell the source that its pin is not needed."""
@@ -114,13 +115,20 @@ class Looker:
             return
         self._outbox.unreserve()
 
-    # --- our threads ------------------------------------------------------------------------
+    def _plan_request(self, tracked: Tracked, pull: Pull) -> PlanRequest:
+        joined = pull.joined
+        assert joined is not None
+        stride = sample_stride(self._block_size)
+        return PlanRequest(
+            space=joined.space,
+            node=joined.node,
+            hashes=short_hashes(tracked.hashes[: tracked.prompt_blocks], stride),
+            stride=stride,
+            block_size=self._block_size,
+            prompt_tokens=tracked.prompt_tokens,
+        )
 
-    def _pin_candidate(self, tracked: Tracked, pull: Pull, candidate: Candidate) -> None:
-        pull.basis, pull.source = "plan", candidate.node
-        pull.address, pull.incarnation = candidate.address, candidate.incarnation
-        pull.predicted_ms, pull.hinted = candidate.predicted_ms, 0
-        self._pin(tracked, pull, False)
+    # --- our threads ------------------------------------------------------------------------
 
     def _pin(self, tracked: Tracked, pull: Pull, proved: bool) -> None:
         assert pull.joined is not None
@@ -185,3 +193,30 @@ class Looker:
         except (PeerRefused, PeerUnreachable) as error:
             # Best effort: the pin's own deadline ends it at the source.
             log.debug("%s for %s: %s", type(frame).__name__, pull.transfer, error)
+
+
+def take_hint(tracked: Tracked, pull: Pull, hint: Hint) -> bool:
+    """Note in ``pull`` what the hint says; True when its tail proves the whole prefix."""
+    pull.basis, pull.source = "hint", hint.node
+    pull.address, pull.incarnation = hint.address, hint.incarnation
+    pull.hinted = hint.blocks
+    if hint.blocks > tracked.prompt_blocks or tracked.hashes[hint.blocks - 1] != hint.tail:
+        return False
+    pull.granted = hint.blocks
+    return True
+
+
+def take_plan(pull: Pull, answer: PlanAnswer, candidates: Sequence[Candidate]) -> None:
+    """Note in ``pull`` the plan's best candidate and its numbers."""
+    best = candidates[0]
+    pull.basis, pull.source = "plan", best.node
+    pull.address, pull.incarnation = best.address, best.incarnation
+    pull.predicted_ms, pull.recompute_ms = best.predicted_ms, answer.recompute_ms
+    pull.hinted = 0
+    pull.options = tuple(candidate.node for candidate in candidates)
+
+
+def take_observed(pull: Pull, answer: PlanAnswer, candidates: Sequence[Candidate]) -> None:
+    """The same where nothing is pulled: what the source would grant is what the index knows."""
+    take_plan(pull, answer, candidates)
+    pull.granted = candidates[0].blocks

@@ -14,7 +14,7 @@ from kvferry.core.events import Requested
 from kvferry.node.hints import Hint, HintRefused
 from kvferry.node.outbox import Outbox
 from kvferry_connectors.vllm.joined import Joined
-from kvferry_connectors.vllm.looking import Looker
+from kvferry_connectors.vllm.looking import OBSERVE, Looker, take_hint
 from kvferry_connectors.vllm.metadata import LoadJob
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
@@ -51,9 +51,10 @@ class Pulls:
         tracked.miss = self._refusal(tracked, mode)
         if tracked.miss:
             return
-        hint, miss = self._read_hint(tracked, joined)
-        if hint is not None and hint.node == joined.node:
-            hint = None  # Our own blocks: the local prefix cache has them or nobody does.
+        hint, miss = self._read_hint(tracked, joined, mode)
+        if mode == OBSERVE:
+            self._observe(tracked, joined, hint, miss)
+            return
         if hint is None and not self._looker.has_plans():
             tracked.miss = miss or "no_coordinator"
             return
@@ -82,11 +83,12 @@ class Pulls:
                 return None
             self.drop(tracked, pull.miss or "plan_late")
             return 0
+        too_little = self._too_little(tracked, pull.granted, local_tokens)
+        if too_little:
+            self.drop(tracked, pull.miss or too_little)
+            return 0
         blocks = min(pull.granted, tracked.prompt_blocks)
         extra: int = blocks * self._block_size - local_tokens
-        if extra < max(self._block_size, self._options.min_pull_tokens):
-            self.drop(tracked, pull.miss or ("local" if local_tokens else "too_short"))
-            return 0
         owner = self._loading.get(tracked.hashes[local_tokens // self._block_size])
         if owner is not None and owner != tracked.id:
             return None  # Somebody is loading this very block: wait, then hit it locally.
@@ -112,8 +114,24 @@ class Pulls:
             deadline_ms=self._options.transfer_timeout_ms,
         )
 
-    def requested(self, tracked: Tracked) -> Requested:
-        """What the ledger says of this request's admission."""
+    def announce(self, tracked: Tracked, *, ended: bool = False) -> None:
+        """Write the ``requested`` event, once, as soon as all it says is known.
+
+        Of a request that only observes that can be after its admission, on another thread; at
+        the request's end, ``ended``, it is written as it is.
+        """
+        pull = tracked.pull
+        if pull is not None and pull.observing and not (pull.known or ended):
+            return
+        try:
+            tracked.unannounced.pop()  # Atomic: two threads may come here at the same moment.
+        except IndexError:
+            return
+        event = self._requested(tracked)
+        tracked.miss = event.miss
+        self._outbox.facts(event, tracked.id)
+
+    def _requested(self, tracked: Tracked) -> Requested:
         pull = tracked.pull
         loading = pull is not None and pull.state is PullState.LOADING
         return Requested(
@@ -128,7 +146,7 @@ class Pulls:
             predicted_ms=pull.predicted_ms if pull else 0.0,
             recompute_ms=pull.recompute_ms if pull else 0.0,
             options=pull.options if pull else (),
-            miss="" if loading else tracked.miss or "nothing_held",
+            miss="" if loading else self._miss(tracked),
             session=tracked.session,
             external_id=tracked.params.id,
         )
@@ -177,6 +195,43 @@ class Pulls:
 
     # --- inner ------------------------------------------------------------------------------
 
+    def _observe(self, tracked: Tracked, joined: Joined, hint: Hint | None, miss: str) -> None:
+        """Find out what would have been pulled; nobody waits for it and nothing is pinned."""
+        now = time.monotonic()
+        pull = Pull("", now, now)
+        pull.state, pull.observing, pull.joined = PullState.ENDED, True, joined
+        tracked.pull = pull
+        if hint is not None and take_hint(tracked, pull, hint):
+            tracked.miss, pull.known = OBSERVE, True
+        elif self._looker.has_plans():
+            tracked.miss, pull.miss = "plan_late", miss
+            self._looker.observe_plan(tracked, pull, lambda: self._observed(tracked, pull))
+        else:
+            tracked.miss, pull.known = miss or "no_coordinator", True
+
+    def _observed(self, tracked: Tracked, pull: Pull) -> None:
+        # On the agent's thread. The engine thread sets ``admitted`` and then reads ``known``,
+        # so that one of the two sees both.
+        tracked.miss = pull.miss
+        pull.known = True
+        if tracked.admitted:
+            self.announce(tracked)
+
+    def _miss(self, tracked: Tracked) -> str:
+        pull = tracked.pull
+        if pull is not None and pull.granted and tracked.miss == OBSERVE:
+            return self._too_little(tracked, pull.granted, tracked.local_tokens) or OBSERVE
+        return tracked.miss or "nothing_held"
+
+    def _too_little(self, tracked: Tracked, granted: int, local_tokens: int) -> str:
+        """Why a pull of ``granted`` blocks is not worth its while; empty when it is."""
+        blocks = min(granted, tracked.prompt_blocks)
+        if blocks * self._block_size - local_tokens >= max(
+            self._block_size, self._options.min_pull_tokens
+        ):
+            return ""
+        return "local" if local_tokens else "too_short"
+
     def _refusal(self, tracked: Tracked, mode: str) -> str:
         if tracked.params.reuse == "off" or mode == "paused":
             return "paused"
@@ -186,11 +241,17 @@ class Pulls:
             return "too_short"
         return ""
 
-    def _read_hint(self, tracked: Tracked, joined: Joined) -> tuple[Hint | None, str]:
+    def _read_hint(self, tracked: Tracked, joined: Joined, mode: str) -> tuple[Hint | None, str]:
+        """The hint, if it can be used; else what a miss would be called."""
         if tracked.params.hint is None:
             return None, ""
         try:
-            return joined.hints.read(tracked.params.hint, int(time.time() * 1000)), ""
+            hint = joined.hints.read(tracked.params.hint, int(time.time() * 1000))
         except HintRefused as refused:
             log.info("request %s: hint ignored: %s", tracked.id, refused.reason)
             return None, refused.reason
+        if hint.node == joined.node:
+            return None, ""  # Our own blocks: the local prefix cache has them or nobody does.
+        if hint.tier == OBSERVE and mode != OBSERVE:
+            return None, OBSERVE  # Its node only observes and would refuse us.
+        return hint, ""

@@ -12,7 +12,6 @@ import msgspec
 
 from kvferry.node.agent import NodeAgent
 from kvferry.node.export import ExportTable
-from kvferry.node.hints import Hint
 from kvferry.node.keys import load_key
 from kvferry.node.outbox import Outbox
 from kvferry.node.settings import NodeSettings
@@ -20,12 +19,13 @@ from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.items import Arrived, Finished, Step
-from kvferry_connectors.vllm.joined import Joined, Joiner
+from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.metadata import FerryMetadata, FerryWorkerMeta, RankHello
 from kvferry_connectors.vllm.options import Options, node_name
 from kvferry_connectors.vllm.outcomes import outcome
 from kvferry_connectors.vllm.pulls import Pulls
+from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
 from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
 
@@ -54,7 +54,7 @@ class SchedulerSide:
         delay = int(getattr(vllm_config, "max_concurrent_batches", 1))
         self._book = Book(self._block_size, delay=delay)
         self.outbox = Outbox(translate=self._book.translate)
-        self._node = name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
+        name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
         self.agent = NodeAgent(
             msgspec.convert(
                 {
@@ -97,6 +97,7 @@ class SchedulerSide:
             warnings=warnings,
         )
         self._exports: Exports | None = None
+        self._replies = Replies(name, options, self._joiner)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
         self._loads: list[Any] = []
@@ -133,6 +134,7 @@ class SchedulerSide:
             incarnation=self._incarnation,
             caching=bool(self._config.cache_config.enable_prefix_caching),
         )
+        self._replies.exports = self._exports
 
     def hello(self, hello: RankHello) -> None:
         """A rank introduced itself."""
@@ -153,6 +155,8 @@ class SchedulerSide:
             tracked.miss = "no_coordinator"
         elif not self._pulls_allowed:
             tracked.miss = "policy_unset"
+        elif request.skip_reading_prefix_cache:
+            tracked.miss = "unshareable"  # It wants every prompt token computed.
         else:
             self._pulls.begin(tracked, joined, self._mode)
             if tracked.pull is not None:
@@ -169,9 +173,6 @@ class SchedulerSide:
         if tracked.admitted:
             return 0, False
         tracked.local_tokens = min(local_tokens, tracked.prompt_tokens)
-        if request.skip_reading_prefix_cache:
-            self._pulls.drop(tracked, "unshareable")
-            return 0, False
         extra = self._pulls.answer(tracked, local_tokens)
         return (None, False) if extra is None else (extra, extra > 0)
 
@@ -180,23 +181,25 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
+        tracked.computing = False
         if external_tokens > 0:
             first = tracked.local_tokens // self._block_size
             count = external_tokens // self._block_size
             ids = blocks.get_block_ids()[0][first : first + count]
             self._loads.append(self._pulls.commit(tracked, first, ids))
             self._waiting.pop(tracked.id, None)
-            self._announce(tracked)
+            self._pulls.announce(tracked)
         elif not tracked.admitted:
             tracked.admitted = True
             self._waiting.pop(tracked.id, None)
             self._pulls.drop(tracked, "unused")
-            self._announce(tracked)
+            self._pulls.announce(tracked)
 
     def build_meta(self, output: Any) -> FerryMetadata:
         """Once per step: tell the workers what is new, and the outbox what was scheduled."""
         now = time.monotonic()
         if output.num_scheduled_tokens:
+            self._note_scheduled(output)
             self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
         if self._exports is not None:
             if self._mode_changed:
@@ -241,13 +244,13 @@ class SchedulerSide:
             self._cancels.append(pull.transfer)
         else:
             self._pulls.drop(tracked, "aborted")
-        self._announce(tracked)
+        self._pulls.announce(tracked, ended=True)
         computed = request.num_computed_tokens - request.num_in_flight_tokens
         blocks = max(0, min(computed, request.num_tokens - 1)) // self._block_size
         blocks = min(blocks, len(tracked.hashes), len(block_ids[0]))
-        if pull is not None and pull.state is PullState.LOADING:
-            blocks = 0  # Still being filled.
-        hint = self._offer(tracked, request, block_ids[0], blocks)
+        if not tracked.computing:
+            blocks = 0  # A load, ours or another connector's, may still be filling them.
+        reply = self._replies.reply(tracked, request, block_ids[0], blocks, self._mode)
         self.outbox.hand_over(
             Finished(
                 time.monotonic(),
@@ -257,9 +260,6 @@ class SchedulerSide:
                 blocks,
             )
         )
-        reply: dict[str, Any] = {"report": tracked.report(self._node)}
-        if hint is not None:
-            reply["hint"] = hint
         return False, {KEY: reply}
 
     def block_frees_pending(self) -> bool:
@@ -282,40 +282,15 @@ class SchedulerSide:
 
     # --- inner ------------------------------------------------------------------------------
 
-    def _offer(
-        self, tracked: Tracked, request: Any, ids: list[int], blocks: int
-    ) -> dict[str, Any] | None:
-        joined: Joined | None = self._joiner.joined
-        if joined is None or self._exports is None or blocks == 0 or not tracked.shareable:
-            return None
-        offer, held = self._exports.offer(tracked, ids, blocks)
-        if not held:
-            return None
-        handover = tracked.params.handover or request.max_tokens == 1
-        if handover and request.status.name != "FINISHED_ABORTED":
-            self._exports.lease(offer, ids, held)
-        if self._mode != "on":
-            return None
-        return joined.hints.sign(
-            Hint(
-                node=joined.node,
-                space=joined.space,
-                address=joined.address,
-                incarnation=joined.incarnation,
-                offer=offer,
-                blocks=held,
-                tail=bytes(tracked.hashes[held - 1]),
-                expires_ms=int(time.time() * 1000) + self._options.hint_ttl_s * 1000,
-                tier="cache",
-            )
-        )
-
-    def _announce(self, tracked: Tracked) -> None:
-        if not tracked.announced:
-            tracked.announced = True
-            event = self._pulls.requested(tracked)
-            tracked.miss = event.miss
-            self.outbox.facts(event, tracked.id)
+    def _note_scheduled(self, output: Any) -> None:
+        for new in output.scheduled_new_reqs:
+            tracked = self._requests.get(new.req_id)
+            if tracked is not None:
+                tracked.scheduled(new.num_computed_tokens)
+        for resumed in output.scheduled_cached_reqs.resumed_req_ids:
+            tracked = self._requests.get(resumed)
+            if tracked is not None:
+                tracked.computing = True
 
     def _settle(self, tracked: Tracked) -> None:
         pull = tracked.pull
@@ -335,5 +310,6 @@ class SchedulerSide:
         self._mode_changed = False
         assert self._exports is not None
         self._exports.paused = self._mode == "paused"
+        self._exports.leasing = self._mode == "on"
         if self._mode == "paused":
             self._exports.clear("paused")

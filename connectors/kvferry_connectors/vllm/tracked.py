@@ -42,7 +42,9 @@ class Pull:
         "hinted",
         "incarnation",
         "joined",
+        "known",
         "miss",
+        "observing",
         "options",
         "pinned_at",
         "predicted_ms",
@@ -66,6 +68,10 @@ class Pull:
         self.started = started
         self.pinned_at = 0.0
         self.cancelled = False
+        self.observing = False
+        """Nothing is pulled: only what would have been is recorded."""
+        self.known = False
+        """What would have been pulled is known. Our threads set it last."""
         self.hinted = 0
         """Blocks that the hint promised; 0 without one."""
         self.joined: Joined | None = None
@@ -115,8 +121,8 @@ class Tracked:
 
     __slots__ = (
         "admitted",
-        "announced",
         "arrived",
+        "computing",
         "finished",
         "hashes",
         "id",
@@ -132,6 +138,8 @@ class Tracked:
         "shareable",
         "source",
         "start_block",
+        "started",
+        "unannounced",
     )
 
     def __init__(self, request: Any, block_size: int, arrived: float, shareable: bool) -> None:
@@ -145,11 +153,16 @@ class Tracked:
         self.arrived = arrived
         self.pull: Pull | None = None
         self.miss = ""
-        self.announced = False
-        """The ``requested`` event is written."""
+        self.unannounced: list[None] = [None]
+        """One entry until the ``requested`` event is written; whoever takes it out writes it."""
         self.admitted = False
+        self.computing = False
+        """It was scheduled since it got its blocks, so that no load of any connector fills them."""
+        self.started = False
+        """It was scheduled before."""
         self.finished = False
         self.local_tokens = 0
+        """What this engine had without us: its own prefix cache, or another connector's load."""
         self.pulled_tokens = 0
         self.start_block = 0
         """First block that the transfer fills."""
@@ -166,6 +179,16 @@ class Tracked:
     def computed_tokens(self) -> int:
         """Prompt tokens that this engine computed itself."""
         return max(0, self.prompt_tokens - self.local_tokens - self.pulled_tokens)
+
+    def scheduled(self, computed_tokens: int) -> None:
+        """A step is scheduled on top of ``computed_tokens`` with KV, the first since it waited."""
+        self.computing = True
+        if self.started:
+            return  # It was preempted: what it had at first is in the books.
+        self.started = True
+        others = computed_tokens - self.local_tokens - self.pulled_tokens
+        if others > 0:
+            self.local_tokens += others
 
     def report(self, node: str) -> dict[str, Any]:
         """What the reply says of this request."""

@@ -100,6 +100,8 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: str
     candidates: tuple[Candidate, ...] = ()
+    observed: tuple[Candidate, ...] = ()
+    """In observe mode: what would have been candidates. Nobody pulls from these."""
     recompute_ms: float = 0.0
     miss: str = ""
     mode: str = "on"

@@ -114,21 +114,28 @@ def _evicted(node: str, event: Evicted) -> str:
 def _requested(node: str, event: Requested) -> str:
     who = f"{node}, request {event.request}"
     local = f", {_n(event.local_tokens, 'token')} local" if event.local_tokens else ""
+    if event.miss == "observe" and event.granted:
+        blocks = f"{event.granted:,} of {_n(event.wanted, 'block')}"
+        return (
+            f"{who}: only observes, would pull {blocks} from {event.source}"
+            f"{_extra(event.basis)}{_predicted(event)}{local}"
+        )
     if not event.transfer:
         why = event.miss or "no reason given"
         return f"{who}: nothing pulled ({why}), {_n(event.wanted, 'block')} wanted{local}"
     plan = f" by {event.basis}" if event.basis else ""
     backend = f" over {event.backend}" if event.backend else ""
-    predicted = ""
-    if event.predicted_ms or event.recompute_ms:
-        predicted = (
-            f", predicted {_ms(event.predicted_ms)} against {_ms(event.recompute_ms)} to recompute"
-        )
     blocks = f"{event.granted:,} of {_n(event.wanted, 'block')}"
     return (
         f"{who}: pulls {blocks} from {event.source}{plan}{backend}"
-        f"{predicted}{local}, transfer {event.transfer}"
+        f"{_predicted(event)}{local}, transfer {event.transfer}"
     )
+
+
+def _predicted(event: Requested) -> str:
+    if not event.predicted_ms and not event.recompute_ms:
+        return ""
+    return f", predicted {_ms(event.predicted_ms)} against {_ms(event.recompute_ms)} to recompute"
 
 
 def _transferred(node: str, event: Transferred) -> str:

@@ -79,7 +79,7 @@ class PlanService:
             for name, samples in held
             if (node := space.nodes.get(name)) is not None
             and _can_serve(node, asker)
-            and space.mode_of(name) == MODE_ON
+            and _may_serve(space.mode_of(name), mode)
         ]
         if not offers:
             return self._miss("nothing_held", mode)
@@ -131,13 +131,15 @@ class PlanService:
         worth = [one for one in ranked if one.worth]
         if not worth:
             return self._miss("too_dear", mode, longest_ms)
-        if mode == MODE_OBSERVE:
-            # No source is named: whoever asks before it heard of its mode must not pull either.
-            return self._miss(MODE_OBSERVE, mode, longest_ms)
+        # Whoever asks before it heard that it only observes must not pull either.
+        observing = mode == MODE_OBSERVE
+        chosen = tuple(_candidate(space, one) for one in worth[:CANDIDATES_MAX])
         return PlanAnswer(
             replica=self._replica,
-            candidates=tuple(_candidate(space, one) for one in worth[:CANDIDATES_MAX]),
+            candidates=() if observing else chosen,
+            observed=chosen if observing else (),
             recompute_ms=longest_ms,
+            miss=MODE_OBSERVE if observing else "",
             mode=mode,
             position=self._projector.state.position,
         )
@@ -161,6 +163,11 @@ class PlanService:
 def _can_serve(source: NodeState, asker: NodeState) -> bool:
     """Whether the source is there and shares a backend with the asker."""
     return source.status == JOINED and not set(source.backends).isdisjoint(asker.backends)
+
+
+def _may_serve(source_mode: str, asker_mode: str) -> bool:
+    """A source that only observes counts for askers that only observe: nothing moves for them."""
+    return source_mode == MODE_ON or source_mode == asker_mode == MODE_OBSERVE
 
 
 def _candidate(space: SpaceState, ranked: Ranked) -> Candidate:

@@ -120,3 +120,26 @@ async def test_pause_and_observe_of_either_side() -> None:
         await ask(log, coordinator, verb="observe", node="p0")
         observed = await plan(log, coordinator, plan_request("p0", PROMPT))
         assert (observed.miss, observed.mode, observed.candidates) == ("observe", "observe", ())
+        assert [(one.node, one.blocks) for one in observed.observed] == [("d0", 64)]
+
+
+async def test_sources_that_only_observe_count_for_askers_that_only_observe() -> None:
+    log = MemoryLog()
+    p0, d0 = FakeNode(log, "p0"), FakeNode(log, "d0")
+    await p0.join()
+    await d0.join()
+    last = await d0.facts(offer("d.1", PROMPT))
+    async with running(log) as coordinator:
+        await settled(coordinator, last)
+        await ask(log, coordinator, verb="observe", node="d0")
+        sharing = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert (sharing.miss, sharing.candidates, sharing.observed) == ("nothing_held", (), ())
+        await ask(log, coordinator, verb="observe")
+        observing = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert (observing.miss, observing.candidates) == ("observe", ())
+        assert [(one.node, one.blocks) for one in observing.observed] == [("d0", 64)]
+        other = await plan(log, coordinator, plan_request("p0", chain("other", 64)))
+        assert (other.miss, other.mode, other.observed) == ("nothing_held", "observe", ())
+        await ask(log, coordinator, verb="resume", node="p0")
+        again = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert (again.miss, again.mode) == ("nothing_held", "on"), "d0 still observes"
