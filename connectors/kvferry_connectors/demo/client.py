@@ -1,0 +1,128 @@
+"""The demo's client: asks the router as any OpenAI client would, and looks at the clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.settings import MODEL_NAME
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        ttft_ms: until the client saw the first token; of an answer that is not streamed, until
+            it saw the answer.
+        request: the router's name of the turn.
+        line: the ``x-kvferry`` header.
+    """
+
+    tokens: tuple[int, ...]
+    ttft_ms: float
+    request: str
+    line: str
+
+
+def completion(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """A greedy request for exactly ``tokens`` tokens."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+class Client:
+    """Speaks to one OpenAI server."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = f"{url}/v1/completions"
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        *,
+        tokens: int,
+        stream: bool,
+        salt: str = "",
+        reuse: bool = True,
+    ) -> Answer:
+        """One turn.
+
+        Args:
+            salt: requests of different salts share no KV.
+            reuse: whether P may take anything from history.
+
+        Raises:
+            DemoError: the answer is an error or incomplete.
+        """
+        body = completion(prompt, tokens) | {"stream": stream}
+        if salt:
+            body["cache_salt"] = salt
+        headers = {} if reuse else {"x-kvferry-reuse": "off"}
+        began = time.perf_counter()
+        try:
+            async with self._http.stream("POST", self._url, json=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    text = (await answer.aread()).decode(errors="replace")
+                    raise DemoError(f"the router answered {answer.status_code}: {text[:500]}")
+                read = _read_stream if stream else _read_whole
+                got, first = await read(answer)
+        except httpx.HTTPError as error:
+            raise DemoError(f"asking {self._url}: {type(error).__name__} {error}") from error
+        if len(got) != tokens:
+            raise DemoError(f"asked for {tokens} tokens and got {len(got)}")
+        return Answer(
+            tuple(got),
+            (first - began) * 1000,
+            answer.headers.get("x-kvferry-request", ""),
+            answer.headers.get("x-kvferry", ""),
+        )
+
+    async def fill(self, prompt: Sequence[int]) -> None:
+        """Somebody else's request, whose answer does not matter.
+
+        Raises:
+            DemoError: it failed.
+        """
+        try:
+            answer = await self._http.post(self._url, json=completion(prompt, 2))
+        except httpx.HTTPError as error:
+            raise DemoError(f"asking {self._url}: {type(error).__name__} {error}") from error
+        if answer.status_code != 200:
+            raise DemoError(f"{self._url} answered {answer.status_code}: {answer.text[:500]}")
+
+
+async def _read_whole(answer: httpx.Response) -> tuple[list[int], float]:
+    value = json.loads(await answer.aread())
+    return list(value["choices"][0]["token_ids"]), time.perf_counter()
+
+
+async def _read_stream(answer: httpx.Response) -> tuple[list[int], float]:
+    tokens: list[int] = []
+    first = 0.0
+    async for line in answer.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data == line or data == "[DONE]":
+            continue
+        value = json.loads(data)
+        if "error" in value:
+            raise DemoError(f"the stream broke off: {value['error']}")
+        for choice in value.get("choices", ()):
+            new = choice.get("token_ids") or ()
+            if new and not first:
+                first = time.perf_counter()
+            tokens += new
+    return tokens, first

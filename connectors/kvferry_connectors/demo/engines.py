@@ -1,0 +1,156 @@
+"""vLLM engines on the CPU, as OpenAI servers with the kvferry connector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.process import Child
+from kvferry_connectors.demo.settings import HOST, MODEL_NAME, DemoSettings
+
+HEALTH_EVERY_S = 0.25
+SOURCE = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.M)
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+ENVIRONMENT = {
+    # One thread an engine, not bound: by default each engine takes every core, or all the first.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": HOST,
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+}
+
+
+def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Our environment for child processes, without what would lead them to another ledger."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("KVFERRY_NATS")}
+    return {**kept, **ENVIRONMENT, "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Engine:
+    """One engine under its name; it keeps name and port over a restart."""
+
+    def __init__(
+        self, name: str, role: str, pool: int, *, settings: DemoSettings, model: Path, run: Path
+    ) -> None:
+        """
+        Args:
+            pool: tokens that its KV cache holds.
+            run: the run's folder, which holds the cluster key.
+        """
+        self.name = name
+        self._role = role
+        self._pool = pool
+        self._settings = settings
+        self._model = model
+        self._run = run
+        self.port = free_port()
+        self.child: Child | None = None
+
+    @property
+    def url(self) -> str:
+        """The root of its HTTP server."""
+        return f"http://{HOST}:{self.port}"
+
+    async def start(self, nats_url: str) -> None:
+        """Start the process; :meth:`wait_healthy` waits for it."""
+        self.child = Child(
+            self.name,
+            self._argv(nats_url),
+            env=child_environment(),
+            log=self._run / "logs" / f"{self.name}.log",
+        )
+        await self.child.start()
+
+    async def wait_healthy(self, client: httpx.AsyncClient) -> None:
+        """
+        Raises:
+            DemoError: it ended, or does not answer in time.
+        """
+        assert self.child is not None
+        deadline = time.monotonic() + self._settings.start_s
+        while time.monotonic() < deadline:
+            self.child.check()
+            with contextlib.suppress(httpx.TransportError):
+                answer = await client.get(f"{self.url}/health")
+                if answer.status_code == 200:
+                    return
+            await asyncio.sleep(HEALTH_EVERY_S)
+        raise DemoError(
+            f"{self.name} does not answer after {self._settings.start_s:.0f} s:\n"
+            f"{self.child.tail()}",
+            self.child.log,
+        )
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        if self.child is not None:
+            await self.child.kill()
+
+    async def stop(self) -> None:
+        """End it cleanly, or by force when it does not obey."""
+        if self.child is not None:
+            await self.child.stop(self._settings.stop_s)
+
+    async def sources(self, client: httpx.AsyncClient) -> dict[str, int]:
+        """vLLM's own count of prompt tokens by where they came from, since its start.
+
+        Raises:
+            DemoError: its metrics do not have them.
+        """
+        text = (await client.get(f"{self.url}/metrics")).text
+        found = {name: int(float(value)) for name, value in SOURCE.findall(text)}
+        if set(found) != set(SOURCES):
+            raise DemoError(f"{self.name}: /metrics counts {sorted(found)}, not {SOURCES}")
+        return found
+
+    def _argv(self, nats_url: str) -> list[str]:
+        settings = self._settings
+        connector = {
+            "kv_connector": "KVFerryConnector",
+            "kv_connector_module_path": "kvferry_connectors.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "nats_url": nats_url,
+                "node": self.name,
+                "role": self._role,
+                "key": f"file:{self._run / 'cluster.key'}",
+                "verify": "full",
+            },
+        }
+        # Not `vllm serve`: it asks for a distribution called vllm, and the CPU one is vllm-cpu.
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self._model), "--served-model-name", MODEL_NAME),
+            *("--host", HOST, "--port", str(self.port)),
+            *("--dtype", "float32", "--enforce-eager"),
+            *("--max-model-len", str(settings.max_model), "--max-num-seqs", "8"),
+            *("--max-num-batched-tokens", str(settings.step)),
+            *("--long-prefill-token-threshold", str(settings.long_prefill)),
+            *("--block-size", str(settings.block)),
+            *("--kv-cache-memory-bytes", str(settings.pool_bytes(self._pool))),
+            *("--prefix-caching-hash-algo", "sha256_cbor"),
+            *("--kv-transfer-config", json.dumps(connector)),
+        ]

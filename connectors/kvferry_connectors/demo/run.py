@@ -1,0 +1,136 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kvferry_connectors.demo.arms import hold_conversations
+from kvferry_connectors.demo.asking import Asker, Compared
+from kvferry_connectors.demo.cases import Cases
+from kvferry_connectors.demo.engines import child_environment
+from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.figures import Figures
+from kvferry_connectors.demo.folder import run_folder
+from kvferry_connectors.demo.ledgercheck import check_ledger
+from kvferry_connectors.demo.process import Child
+from kvferry_connectors.demo.reference import Reference
+from kvferry_connectors.demo.screen import Screen
+from kvferry_connectors.demo.settings import DemoSettings
+from kvferry_connectors.demo.stack import Stack, running
+
+NEEDED = ("vllm", "torch", "transformers", "tokenizers")
+MAKE_MODEL = """
+import sys
+from pathlib import Path
+import msgspec
+from kvferry_connectors.demo.model import Shape, ensure_model
+ensure_model(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Shape))
+"""
+
+
+def check_installed() -> None:
+    """
+    Raises:
+        DemoError: something that the demo needs is missing.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DemoError(
+            f"the demo needs {', '.join(missing)}, which this Python does not have; "
+            "`make demo` in a checkout installs all of it"
+        )
+
+
+async def run_demo(settings: DemoSettings, screen: Screen) -> Figures:
+    """Start everything, hold the conversations, check, and stop everything.
+
+    Raises:
+        DemoError: something does not work at all; what works and is wrong stands in the figures.
+    """
+    with run_folder(settings.folder, keep=settings.keep) as run:
+        model = await _model(settings, run, screen)
+        reference = Reference(settings, run, model)
+        try:
+            async with running(settings, run, model, screen) as stack:
+                figures = await _converse(stack, reference)
+        finally:
+            await asyncio.shield(reference.stop())
+        figures.seconds = screen.seconds
+        if figures.problems():
+            raise DemoFound(figures, run / "logs")
+        return figures
+
+
+class DemoFound(DemoError):
+    """Everything ran, and something was not as it must be."""
+
+    def __init__(self, figures: Figures, logs: Path) -> None:
+        super().__init__("not everything was as it must be", logs)
+        self.figures = figures
+
+
+async def _model(settings: DemoSettings, run: Path, screen: Screen) -> Path:
+    """The model, made on the first run and kept."""
+    shape = settings.shape
+    folder = settings.cache / f"demo-model-{shape.hidden}x{shape.layers}-{shape.seed}"
+    if (folder / "kvferry-shape.json").is_file():
+        return folder
+    made = run / "model"
+    maker = Child(
+        "making the model",
+        [sys.executable, "-c", MAKE_MODEL, str(made), msgspec.json.encode(shape).decode()],
+        env=child_environment(),
+        log=run / "logs" / "model.log",
+    )
+    try:
+        with screen.doing("making a small model with saved random weights"):
+            await maker.start()
+            code = await maker.wait(settings.model_s)
+    finally:
+        await asyncio.shield(maker.kill())
+    if code:
+        raise DemoError(f"the model cannot be made:\n{maker.tail()}", maker.log)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.move(made, folder)
+    screen.say(f"made a model in {folder}")
+    return folder
+
+
+async def _converse(stack: Stack, reference: Reference) -> Figures:
+    asker = Asker(stack)
+    figures = Figures()
+    conversations, figures.turns = await hold_conversations(asker, stack.settings, stack.screen)
+    cases = Cases(stack, asker)
+    await cases.edit(conversations["A"])
+    await cases.strip()
+    await cases.restart(reference)
+    figures.cases = cases.figures
+    with stack.screen.doing("checking the ledger"):
+        figures.ledger = await check_ledger(stack, cases.lost)
+        sample = next(t for t in figures.turns if t.conversation == "A" and t.turn == 2)
+        figures.explained = await stack.command("explain", sample.request)
+    with stack.screen.doing("comparing every answer with an engine without any transfer"):
+        for one in asker.compared:
+            await _compare(reference, one, figures)
+    return figures
+
+
+async def _compare(reference: Reference, one: Compared, figures: Figures) -> None:
+    expected = await reference.answer(one.prompt, len(one.tokens))
+    figures.compared += 1
+    if expected != one.tokens:
+        figures.different.append(one.name)
+
+
+def cache_folder() -> Path:
+    """Where the model is kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if base else Path.home() / ".cache") / "kvferry"

@@ -1,0 +1,194 @@
+"""Everything that the demo starts: ledger, coordinator, engines, router, and its own clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from kvferry.ledger.jetstream import JetStreamLedger, connect
+from kvferry_connectors.demo.client import Client
+from kvferry_connectors.demo.engines import Engine, child_environment, free_port
+from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.process import Child
+from kvferry_connectors.demo.records import Records
+from kvferry_connectors.demo.screen import Screen
+from kvferry_connectors.demo.settings import DECODES, HOST, PREFILL, DemoSettings
+
+UP_S = 60.0
+HEALTH_EVERY_S = 0.1
+COMMAND_S = 60.0
+KVFERRY = (sys.executable, "-m", "kvferry.cli")
+
+
+class Stack:
+    """A running installation. Made by :func:`running`."""
+
+    def __init__(self, settings: DemoSettings, run: Path, model: Path, screen: Screen) -> None:
+        self.settings = settings
+        self.run = run
+        self.model = model
+        self.screen = screen
+        self.nats_url = ""
+        self.replica = ""
+        self.engines: dict[str, Engine] = {
+            PREFILL: self._engine(PREFILL, "prefill", settings.prefill_pool),
+            **{name: self._engine(name, "decode", settings.decode_pool) for name in DECODES},
+        }
+        self.router_url = f"http://{HOST}:{free_port()}"
+        self.http: httpx.AsyncClient
+        self.ledger: JetStreamLedger
+        self.records: Records
+        self.router: Client
+        self.others: Client
+        """Where the requests go that fill P's cache."""
+
+    async def command(self, *args: str) -> str:
+        """What a ``kvferry`` command prints, in a process of its own.
+
+        Raises:
+            DemoError: it fails.
+        """
+        name = f"kvferry {args[0]}"
+        child = Child(
+            name,
+            [*KVFERRY, *args],
+            env=self._environment() | {"KVFERRY_NATS": self.nats_url},
+            log=self.run / "logs" / f"kvferry-{args[0]}.log",
+            talk=True,
+        )
+        try:
+            await child.start()
+            async with asyncio.timeout(COMMAND_S):
+                output, _ = await child.process.communicate()
+        except TimeoutError:
+            raise DemoError(f"{name} did not end within {COMMAND_S:.0f} s", child.log) from None
+        finally:
+            await asyncio.shield(child.kill())
+        if child.process.returncode:
+            raise DemoError(f"{name} failed:\n{child.tail()}", child.log)
+        return output.decode()
+
+    async def start_ledger(self, cleanup: AsyncExitStack) -> None:
+        """``kvferry up`` on a free port, and our own connection to it."""
+        up = Child(
+            "kvferry up",
+            [*KVFERRY, "up", "--json", "--port", "0", "--store", str(self.run / "ledger")],
+            env=self._environment(),
+            log=self.run / "logs" / "up.log",
+            talk=True,
+        )
+        cleanup.push_async_callback(up.stop, self.settings.stop_s)
+        await up.start()
+        assert up.process.stdout is not None
+        try:
+            async with asyncio.timeout(UP_S):
+                line = await up.process.stdout.readline()
+        except TimeoutError:
+            raise DemoError(f"kvferry up says nothing:\n{up.tail()}", up.log) from None
+        if not line:
+            raise DemoError(f"kvferry up ended:\n{up.tail()}", up.log)
+        said = json.loads(line)
+        self.nats_url, self.replica = said["url"], said["replica"]
+        self.ledger = await connect(self.nats_url, name="demo")
+        cleanup.push_async_callback(self.ledger.close)
+        self.records = await cleanup.enter_async_context(Records(self.ledger))
+
+    async def start_engines(self, cleanup: AsyncExitStack) -> None:
+        """All engines at once; returns when they answer and are in the ledger."""
+        cleanup.push_async_callback(self._stop_engines)
+        for engine in self.engines.values():
+            await engine.start(self.nats_url)
+        async with asyncio.TaskGroup() as waiting:
+            for engine in self.engines.values():
+                waiting.create_task(self.wait_joined(engine, ""))
+
+    async def wait_joined(self, engine: Engine, before: str) -> None:
+        """Wait until an engine answers and its process life, other than ``before``, is known."""
+
+        def joined() -> str | None:
+            now = self.records.incarnation(engine.name)
+            return now if now != before else None
+
+        await engine.wait_healthy(self.http)
+        await self.records.until(joined, self.settings.ledger_s, f"{engine.name} joining")
+        self.screen.say(f"{engine.name} serves at {engine.url}")
+
+    async def start_router(self, cleanup: AsyncExitStack) -> None:
+        """``kvferry router`` in front of the engines."""
+        engines = [f"--prefill={PREFILL}={self.engines[PREFILL].url}"]
+        engines += [f"--decode={name}={self.engines[name].url}" for name in DECODES]
+        port = self.router_url.rpartition(":")[2]
+        router = Child(
+            "kvferry router",
+            [*KVFERRY, "router", *engines, "--port", port, "--nats", self.nats_url],
+            env=self._environment(),
+            log=self.run / "logs" / "router.log",
+        )
+        cleanup.push_async_callback(router.stop, self.settings.stop_s)
+        await router.start()
+        await self.wait_routed(router)
+        self.screen.say(f"router serves at {self.router_url}")
+
+    async def wait_routed(self, router: Child | None = None) -> None:
+        """Wait until the router says that every engine is up.
+
+        Raises:
+            DemoError: it ended, or still says otherwise after a while.
+        """
+        said = "nothing"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UP_S):
+                while True:
+                    if router is not None:
+                        router.check()
+                    with contextlib.suppress(httpx.TransportError):
+                        answer = await self.http.get(f"{self.router_url}/health")
+                        said = answer.text
+                        if answer.status_code == 200 and answer.json()["status"] == "ok":
+                            return
+                    await asyncio.sleep(HEALTH_EVERY_S)
+        raise DemoError(f"the router does not see every engine up; it says {said[:300]}")
+
+    def _engine(self, name: str, role: str, pool: int) -> Engine:
+        return Engine(name, role, pool, settings=self.settings, model=self.model, run=self.run)
+
+    def _environment(self) -> dict[str, str]:
+        # A state file of our own: other commands must not take this ledger for the machine's.
+        return child_environment({"XDG_STATE_HOME": str(self.run / "state")})
+
+    async def _stop_engines(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+
+
+@asynccontextmanager
+async def running(
+    settings: DemoSettings, run: Path, model: Path, screen: Screen
+) -> AsyncIterator[Stack]:
+    """The whole installation; nothing of it is left afterwards, whatever happened."""
+    stack = Stack(settings, run, model, screen)
+    cleanup = AsyncExitStack()
+    try:
+        limits = httpx.Timeout(settings.answer_s, connect=5.0)
+        stack.http = await cleanup.enter_async_context(
+            httpx.AsyncClient(timeout=limits, trust_env=False)
+        )
+        with screen.doing("starting the ledger and the coordinator"):
+            await stack.start_ledger(cleanup)
+        screen.say(f"ledger and coordinator serve at {stack.nats_url}")
+        with screen.doing("starting three vLLM engines on the CPU (about a minute)"):
+            await stack.start_engines(cleanup)
+        with screen.doing("starting the router"):
+            await stack.start_router(cleanup)
+        stack.router = Client(stack.http, stack.router_url)
+        stack.others = Client(stack.http, stack.engines[PREFILL].url)
+        yield stack
+    finally:
+        with screen.doing("stopping everything"):
+            await asyncio.shield(cleanup.aclose())
