@@ -23,11 +23,13 @@ JOIN_S = 15.0
 
 
 class _Entry:
-    __slots__ = ("cancelled", "job", "submitted_s")
+    __slots__ = ("cancelled", "job", "over", "submitted_s")
 
     def __init__(self, job: PullJob) -> None:
         self.job = job
         self.cancelled = threading.Event()
+        self.over = False
+        """Cancelled in the queue: it has its result, and only its source is still to be told."""
         self.submitted_s = time.monotonic()
 
 
@@ -94,7 +96,7 @@ class Puller:
                 return
             entry.cancelled.set()
             if entry in self._queue:
-                self._queue.remove(entry)
+                entry.over = True
                 self._finish(entry, _not_run(entry.job, "aborted", "cancelled by the engine"))
 
     def take(self) -> list[PullResult]:
@@ -116,7 +118,8 @@ class Puller:
             self._closed = True
             while self._queue:
                 entry = self._queue.popleft()
-                self._finish(entry, _not_run(entry.job, "aborted", "the puller is closed"))
+                if not entry.over:
+                    self._finish(entry, _not_run(entry.job, "aborted", "the puller is closed"))
             for entry in self._entries.values():
                 entry.cancelled.set()
             self._changed.notify_all()
@@ -137,6 +140,9 @@ class Puller:
                 submitted_s=entry.submitted_s,
                 skip_done=self.unsafe_skip_done,
             )
+            if entry.over:
+                attempt.say_abort("aborted")
+                continue
             result = attempt.run()
             with self._changed:
                 self._finish(entry, result)

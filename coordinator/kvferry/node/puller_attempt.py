@@ -74,7 +74,6 @@ class Attempt:
         self._backend: Backend | None = None
         self._posted: Posted | None = None
         self._fence = ""
-        self._pinned = False
         self._answers = True
 
     def run(self) -> PullResult:
@@ -89,8 +88,12 @@ class Attempt:
             return self._failure(Failed(self._stage, "error", f"{type(error).__name__}: {error}"))
 
     def say_abort(self, why: str) -> None:
-        """Free the source's pin early; its deadline does it otherwise. For use after a failure."""
-        if not self._pinned or not self._answers:
+        """Free the source's pin early; its deadline does it otherwise.
+
+        For use after a failure, and for a job that never ran: the engine's scheduler side may
+        have pinned under the same transfer.
+        """
+        if not self._answers:
             return
         try:
             self._client.call(
@@ -134,8 +137,6 @@ class Attempt:
             deadline_ms=self._limits.pin_ms,
             ranks=job.ranks,
         )
-        # The source may open the pin even if its answer never arrives.
-        self._pinned = True
         granted = self._ask(frame)
         if not isinstance(granted, Granted) or granted.transfer != job.transfer:
             raise Failed("pin", "error", f"{type(granted).__name__} answers a pin")

@@ -163,8 +163,8 @@ def test_a_recorded_session_cannot_be_replayed(server: PeerServer, source: Sourc
     assert source.table.pins() == 1
 
 
-def _impostor(challenge: Challenge) -> tuple[str, list[object]]:
-    """Meet a server that answers every hello with this challenge; returns what it heard next."""
+def _meet_impostor(client: PeerClient, challenge: Challenge) -> tuple[str, list[object]]:
+    """Call a server that answers every hello with this challenge; returns what it heard next."""
     listener = socket.create_server(("127.0.0.1", 0))
     heard: list[object] = []
 
@@ -180,30 +180,30 @@ def _impostor(challenge: Challenge) -> tuple[str, list[object]]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    client = PeerClient(KEY, ME)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(PeerRefused) as refused:
         client.call(address, Live(transfers=()), timeout_s=BOUND_S)
     thread.join(BOUND_S)
-    client.close()
     listener.close()
     return refused.value.reason, heard
 
 
-def test_a_server_without_the_key_gets_no_proof_from_us() -> None:
+def test_a_server_without_the_key_gets_no_proof_from_us(client: PeerClient) -> None:
     made_up = Challenge(
         node="d0", space=ME.space, incarnation=SOURCE_LIFE, nonce=bytes(32), proof=bytes(32)
     )
-    assert _impostor(made_up) == ("bad_key", ["nothing"])
+    assert _meet_impostor(client, made_up) == ("bad_key", ["nothing"])
 
 
-def test_a_recorded_challenge_does_not_make_an_impostor_genuine(server: PeerServer) -> None:
+def test_a_recorded_challenge_does_not_make_an_impostor_genuine(
+    client: PeerClient, server: PeerServer
+) -> None:
     stream = connect(server)
-    stream.send(hello())
+    stream.send(hello(client=client._name))
     recorded = receive(stream)
     stream.close()
     assert isinstance(recorded, Challenge)
-    assert _impostor(recorded) == ("bad_key", ["nothing"])
+    assert _meet_impostor(client, recorded) == ("bad_key", ["nothing"])
 
 
 def test_another_protocol_version_is_refused(server: PeerServer) -> None:

@@ -10,13 +10,14 @@ import pytest
 from tests.unit.peers.puller_bench import Bench, assert_failed
 from tests.unit.peers.support import (
     BOUND_S,
+    SOURCE_LIFE,
     ManualClock,
     chain,
     eventually,
 )
 
 from kvferry.node.puller import Puller
-from kvferry.node.wire import Abort, Ok, Refused, Renew
+from kvferry.node.wire import Abort, Ok, Pin, Refused, Renew
 
 
 def test_the_pin_is_renewed_while_the_read_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +89,21 @@ def test_cancelling_a_queued_job_ends_it_at_once(bench: Bench) -> None:
     assert [(r.transfer, r.reason) for r in results] == [("t4", "aborted")]
     bench.backend.gate.set()
     assert {r.transfer for r in bench.results(4)} == {"t0", "t1", "t2", "t3"}
+
+
+def test_a_job_cancelled_in_the_queue_frees_the_pin_made_for_it_elsewhere(bench: Bench) -> None:
+    """The engine's scheduler side pins under the same transfer before a worker gets the job."""
+    bench.backend.gate.clear()
+    hashes = bench.source.offer("a", 1)
+    for i in range(5):
+        bench.puller.submit(bench.job(f"t{i}", hashes))
+    pin = Pin(transfer="t4", incarnation=SOURCE_LIFE, hashes=hashes)
+    bench.client.call(bench.server.address, pin, timeout_s=BOUND_S)
+    assert eventually(lambda: len(bench.backend.requests) == 4)
+    bench.puller.cancel("t4")
+    bench.backend.gate.set()
+    assert eventually(lambda: ("t4", "abort") in bench.source.how())
+    assert {r.transfer for r in bench.results(5)} == {"t0", "t1", "t2", "t3", "t4"}
 
 
 def test_a_transfer_under_way_cannot_be_submitted_again(bench: Bench) -> None:
