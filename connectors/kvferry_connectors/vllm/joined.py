@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from kvferry.errors import ConfigError
 from kvferry.node.agent import Identity, NodeAgent
 from kvferry.node.export import ExportTable, RankEndpoint
 from kvferry.node.hints import HintBook
@@ -128,7 +129,7 @@ class Joiner:
             return
         try:
             self.joined = self._join(hellos, probe)
-        except OSError as error:
+        except (ConfigError, OSError) as error:
             self.problem = f"the peer server cannot listen on {self._options.host}: {error}"
             log.error(
                 "kvferry serves without sharing: %s; set `host` and `peer_port`", self.problem

@@ -277,6 +277,7 @@ class SchedulerSide:
     def close(self) -> None:
         """Stop every thread and socket of ours."""
         self._joiner.close()
+        self._table.close()  # Every pin that stands ends in the ledger before the agent says bye.
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.agent.stop()
 
