@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,29 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
         made.stop()
 
 
+class Pair:
+    """A prefill and a decode engine with a ledger of their own, for tests that leave no trace."""
+
+    def __init__(self, plane: Plane, p0: EngineProcess, d0: EngineProcess) -> None:
+        self.plane, self.p0, self.d0 = plane, p0, d0
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Pair]:
+    """Two engines with the default options of these tests."""
+    plane, made = Plane(tmp_path_factory.mktemp("pair")), list[EngineProcess]()
+    try:
+        plane.start_coordinator()
+        start = engine_starter(model, plane.url, made)
+        both = Pair(plane, start("p0"), start("d0"))
+        joined(both.p0, both.d0)
+        yield both
+    finally:
+        for engine in made:
+            engine.stop()
+        plane.stop()
+
+
 @pytest.fixture(scope="module")
 def start_engine(plane: Plane, model: Path) -> Iterator[StartEngine]:
     """Start engines that live as long as the module."""
@@ -100,3 +125,15 @@ def joined(*engines: EngineProcess) -> None:
     for engine in engines:
         engine.until("joined", bool)
         engine.until("plans", bool)
+
+
+def free_again(engine: EngineProcess, wanted: int, timeout_s: float = 60.0) -> None:
+    """Wait until ``wanted`` blocks are free; small requests wake the engine, which frees nothing
+    before its next step."""
+    deadline = time.monotonic() + timeout_s
+    for seed in itertools.count(900_000):
+        if engine.ask("free_blocks") == wanted:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{engine.name}: {engine.ask('free_blocks')} of {wanted} are free")
+        engine.run(f"poke-{seed}", prompt(seed, 5), tokens=2)

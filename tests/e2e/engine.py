@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.watching import AllocationWatch, Waits
+
 START_S = 180.0
 ANSWER_S = 120.0
 
@@ -39,6 +41,8 @@ class Answer:
     tokens: list[int]
     reason: str
     params: dict[str, Any] = field(default_factory=dict)
+    choices: list[list[int]] = field(default_factory=list)
+    """The tokens of each sample, where ``n`` asked for several."""
 
     @property
     def report(self) -> dict[str, Any]:
@@ -245,6 +249,7 @@ class _Child:
         self.core = self.engine.engine_core.engine_core
         self.held = False
         self.steps = 0
+        self.watch: AllocationWatch
 
     def loop(self) -> None:
         while True:
@@ -268,6 +273,7 @@ class _Child:
             list(completion.token_ids),
             str(completion.finish_reason),
             dict(output.kv_transfer_params or {}),
+            [list(sample.token_ids) for sample in output.outputs],
         )
         self.pipe.send(("answer", (output.request_id, answer)))
 
@@ -294,7 +300,12 @@ class _Child:
 
     @property
     def side(self) -> Any:
-        return self.core.scheduler.connector._scheduler
+        """kvferry's scheduler side, alone or under MultiConnector; None without kvferry."""
+        connector = self.core.scheduler.connector
+        for one in getattr(connector, "sub_connectors", [connector]):
+            if type(one).__name__ == "KVFerryConnector":
+                return one._scheduler
+        return None
 
     def probe_hold(self, held: bool) -> bool:
         self.held = held
@@ -305,6 +316,14 @@ class _Child:
 
     def probe_total_blocks(self) -> int:
         return len(self.core.scheduler.kv_cache_manager.block_pool.blocks)
+
+    def probe_watch(self) -> bool:
+        """Begin to watch allocations; :meth:`probe_waits` tells."""
+        self.watch = AllocationWatch(self.core.scheduler, self.side)
+        return True
+
+    def probe_waits(self) -> Waits:
+        return self.watch.waits
 
     def probe_joined(self) -> bool:
         joined = self.side._joiner.joined
