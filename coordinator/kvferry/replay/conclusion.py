@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from kvferry.core.events import (
     AnyEvent,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
     Requested,
     RequestEnded,
     TransferFailed,
@@ -49,7 +52,7 @@ def conclude(events: Sequence[tuple[str, AnyEvent]]) -> tuple[str, str]:
         # A request that has not ended yet still has its choice on record.
         if isinstance(event, Requested) and event.request not in told:
             told.add(event.request)
-            line, cure = _running(node, event)
+            line, cure = _running(node, event, events)
             lines.append(line)
             cures.append(cure)
     if not lines:
@@ -91,19 +94,40 @@ def _ended(
     return f"{parts}{own}nothing had to be pulled", ""
 
 
-def _running(node: str, event: Requested) -> tuple[str, str]:
+def _running(
+    node: str, event: Requested, events: Sequence[tuple[str, AnyEvent]]
+) -> tuple[str, str]:
+    gone = _gone(node, event, events)
+    end = gone or "its end is not on record yet"
     if event.transfer:
+        verb = "began to pull" if gone else "pulls"
         return (
-            f"{node} wanted {event.wanted} blocks and pulls from {event.source} "
-            f"(by {event.basis or 'plan'}, {event.granted} granted); its end is not on record yet",
-            "",
+            f"{node} wanted {event.wanted} blocks and {verb} from {event.source} "
+            f"(by {event.basis or 'plan'}, {event.granted} granted); {end}",
+            f"look at the log of {node}, and send the request again" if gone else "",
         )
     known = cause(event.miss)
     return (
-        f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}; its end "
-        "is not on record yet",
+        f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}; {end}",
         known.cure,
     )
+
+
+def _gone(node: str, asked: Requested, events: Sequence[tuple[str, AnyEvent]]) -> str:
+    """What ended the node's process after it admitted the request; empty if nothing did."""
+    after = False
+    for writer, event in events:
+        after = after or event is asked
+        if not after:
+            continue
+        match event:
+            case NodeLeft() if event.node == node:
+                return f"then {node} was declared gone ({event.why}), and the request with it"
+            case NodeClosed() if writer == node:
+                return f"then {node} was stopped, and the request with it"
+            case NodeJoined() if writer == node:
+                return f"then another process of {node} took its place, and the request was lost"
+    return ""
 
 
 def _moved(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:

@@ -94,7 +94,7 @@ async def _select(log: LogPort, related: Related) -> tuple[list[StoryItem], bool
     for stream in (FACTS_STREAM, BLOCKS_STREAM):
         async for stored, batch in _batches(log, stream):
             for entry in batch.entries:
-                if related.concerns(entry):
+                if related.concerns(batch, entry):
                     if len(items) < ITEMS_MAX:
                         items.append(_item(stream, stored, batch, entry))
                     else:

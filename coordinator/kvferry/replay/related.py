@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvferry.core.envelope import Entry
+from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
+    AnyEvent,
     Evicted,
     Inventory,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
     PinEnded,
     Produced,
     Requested,
@@ -60,6 +64,8 @@ class Related:
         self.transfers: set[str] = set()
         self.offers: set[str] = set()
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
+        self._running: dict[str, tuple[str, str]] = {}
+        """Second pass: request to node and incarnation, while its end was not met yet."""
 
     def learn(self, entry: Entry) -> None:
         """First pass: does this event tie ids to the request?"""
@@ -85,14 +91,20 @@ class Related:
         ):
             self.transfers.add(event.transfer)
 
-    def concerns(self, entry: Entry) -> bool:
-        """Second pass: is this event part of the story?"""
+    def concerns(self, batch: Batch, entry: Entry) -> bool:
+        """Second pass: is this event of the batch part of the story?"""
         event = entry.event
         self._learn_transfer(entry)
         if any(one in self.requests for one in request_ids(entry)):
             if isinstance(event, Retained):
                 self.offers.add(event.offer)
+            elif isinstance(event, Requested):
+                self._running[event.request] = (batch.node, batch.incarnation)
+            elif isinstance(event, RequestEnded):
+                self._running.pop(event.request, None)
             return True
+        if isinstance(event, NodeLeft | NodeClosed | NodeJoined):
+            return self._ends_a_life(batch, event)
         if isinstance(event, Retained | Evicted):
             return event.offer in self.offers
         if isinstance(event, Requested | Transferred | TransferFailed):
@@ -101,6 +113,18 @@ class Related:
             return event.transfer in self.transfers
         if isinstance(event, Inventory):
             return any(one.transfer in self.transfers for one in event.transfers)
+        return False
+
+    def _ends_a_life(self, batch: Batch, event: AnyEvent) -> bool:
+        """Whether the event says that a process which still ran a request of ours is gone."""
+        for node, incarnation in self._running.values():
+            match event:
+                case NodeLeft() if (event.node, event.incarnation) == (node, incarnation):
+                    return True
+                case NodeClosed() if (batch.node, event.incarnation) == (node, incarnation):
+                    return True
+                case NodeJoined() if batch.node == node and event.incarnation != incarnation:
+                    return True
         return False
 
     def known(self) -> list[str]:

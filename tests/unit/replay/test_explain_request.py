@@ -10,7 +10,7 @@ from tests.unit.daemon.support import SPACE
 from tests.unit.replay.writer import DECODE, PREFILL, TURN, Records, write_conversation
 
 import kvferry.core.events
-from kvferry.core.events import Requested
+from kvferry.core.events import NodeLeft, Requested, RequestEnded
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import facts_subject
 from kvferry.replay.causes import cause, words
@@ -92,6 +92,26 @@ async def test_a_request_that_still_runs_has_its_choice_told() -> None:
     )
     story = await explain(log, "cmpl-running-0")
     assert "pulls from d0" in story.conclusion
+
+
+async def test_a_request_that_went_with_its_node_is_told_so() -> None:
+    log = MemoryLog()
+    records = Records(log)
+    for node in ("p0", "d0"):
+        await records.join(node)
+    lives = {node: f"{node:0>16}" for node in ("p0", "d0")}
+    asked = Requested(request="cmpl-lost-in-0", transfer="p0.1", source="d0", wanted=9, granted=4)
+    ended = Requested(request="cmpl-ended-0", miss="nothing_held")
+    await records.write("p0", ended, RequestEnded(request="cmpl-ended-0"), asked)
+    other = NodeLeft(term=1, node="d0", incarnation=lives["d0"], epoch=1, why="silent")
+    gone = NodeLeft(term=1, node="p0", incarnation=lives["p0"], epoch=1, why="silent for 5.2 s")
+    await records.write("c-1", other, gone, lane="coord")
+    story = await explain(log, "cmpl-lost-in-0")
+    assert [item.event for item in story.items] == ["requested", "node_left"]
+    assert "p0 was declared gone (silent for 5.2 s)" in story.conclusion
+    assert story.cure
+    before = await explain(log, "cmpl-ended-0")
+    assert "node_left" not in [item.event for item in before.items]
 
 
 def test_every_documented_miss_word_has_a_meaning_and_a_cure() -> None:
