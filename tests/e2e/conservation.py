@@ -189,6 +189,7 @@ def blocks_return(engine: EngineProcess, free_at_start: int) -> None:
         assert time.monotonic() < deadline, f"{engine.name}: {free} free, {free_at_start} before"
         engine.run(f"poke-{engine.name}-{poked}", prompt(poked, 8), tokens=2)
         poked += 1
+        time.sleep(0.1)
 
 
 def _incarnations(facts: list[Recorded], living: set[str]) -> set[tuple[str, str]]:

@@ -91,6 +91,10 @@ class EngineProcess:
         assert self._process.pid is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
     def wait_ready(self) -> EngineProcess:
         """Wait for the engine to be up; several engines may start at the same time."""
         if not self._ready:
