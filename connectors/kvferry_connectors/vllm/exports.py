@@ -81,6 +81,8 @@ class Exports:
         if known is not None and not fresh:
             return known, blocks  # Not one block was reused since: the offer still stands.
         offer = f"{self._incarnation}.{next(self._counter)}"
+        for chain_hash in hashes[:-1]:
+            self._offers.pop(chain_hash, None)  # The ledger ends what this offer covers.
         self._offers[hashes[-1]] = offer
         self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
         return offer, blocks

@@ -233,8 +233,10 @@ class Pulls:
         return "local" if local_tokens else "too_short"
 
     def _refusal(self, tracked: Tracked, mode: str) -> str:
-        if tracked.params.reuse == "off" or mode == "paused":
+        if mode == "paused":
             return "paused"
+        if tracked.params.reuse == "off":
+            return "reuse_off"
         if not tracked.shareable:
             return "unshareable"
         if tracked.prompt_blocks == 0:

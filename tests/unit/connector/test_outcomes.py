@@ -1,0 +1,139 @@
+"""A transfer's one outcome, from what its ranks said; and how a request tells of it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.connector.support import BLOCK, chain, loading, result, tracked
+
+from kvferry.core.events import RequestEnded, TransferFailed, Transferred
+from kvferry_connectors.vllm.outcomes import outcome
+from kvferry_connectors.vllm.report import log_line, reuse_text
+from kvferry_connectors.vllm.tracked import Tracked
+
+
+def settle(one: Tracked, *results: object) -> Transferred | TransferFailed:
+    pull = one.pull or loading(one)
+    one.results = list(results)
+    return outcome(one, pull, block_size=BLOCK, verify="full")
+
+
+def test_all_ranks_well() -> None:
+    one = tracked("r", chain("a", 8))
+    one.start_block = 2
+    event = settle(
+        one,
+        result(0, count=6, bytes=600, verified_blocks=6, total_ms=5.0, read_ms=3.0),
+        result(1, count=6, bytes=600, verified_blocks=4, total_ms=9.0, read_ms=7.0),
+    )
+    assert isinstance(event, Transferred)
+    assert (event.start, event.count, event.tokens, event.bytes) == (2, 6, 6 * BLOCK, 1200)
+    assert (event.verify, event.verified_blocks) == ("full", 4)
+    assert event.read_ms == 7.0  # Of the slowest rank.
+    assert (one.pulled_tokens, one.source) == (6 * BLOCK, "d0")
+
+
+def test_the_shortest_rank_decides() -> None:
+    one = tracked("r", chain("a", 8))
+    event = settle(one, result(0, count=6), result(1, count=2))
+    assert isinstance(event, Transferred)
+    assert event.count == 2
+    assert one.pulled_tokens == 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason", "miss"),
+    [
+        ("settle", "void", "transfer_failed"),
+        ("read", "digest", "transfer_failed"),
+        ("read", "unreachable", "transfer_failed"),
+        ("read", "deadline", "transfer_failed"),
+        ("pin", "unreachable", "node_left"),
+    ],
+)
+def test_one_bad_rank_fails_the_whole_transfer(stage: str, reason: str, miss: str) -> None:
+    one = tracked("r", chain("a", 8))
+    bad = result(1, ok=False, stage=stage, reason=reason, detail="x" * 500, fence="socket_closed")
+    event = settle(one, result(0, count=6), bad)
+    assert isinstance(event, TransferFailed)
+    assert (event.stage, event.reason, event.fence) == (stage, reason, "socket_closed")
+    assert len(event.detail) == 200
+    assert (one.pulled_tokens, one.miss) == (0, miss)
+    assert one.computed_tokens == one.prompt_tokens
+
+
+def test_a_cause_that_was_known_before_stays() -> None:
+    one = tracked("r", chain("a", 8))
+    loading(one).miss = "diverged@64"
+    settle(one, result(0, ok=False, stage="pin", reason="refused"))
+    assert one.miss == "diverged@64"
+
+
+def test_nothing_granted_is_a_refusal() -> None:
+    one = tracked("r", chain("a", 8))
+    event = settle(one, result(0, count=0))
+    assert isinstance(event, TransferFailed)
+    assert (event.stage, event.reason, one.miss) == ("pin", "refused", "not_offered")
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        (result(0, count=6), ("use", "aborted")),
+        (result(0, ok=False, stage="read", reason="aborted"), ("use", "aborted")),
+        (result(0, ok=False, stage="settle", reason="void"), ("settle", "void")),
+    ],
+)
+def test_a_request_that_ended_meanwhile_uses_nothing(last: object, ends: tuple[str, str]) -> None:
+    one = tracked("r", chain("a", 8))
+    loading(one)
+    one.finished = True
+    event = settle(one, last)
+    assert isinstance(event, TransferFailed)
+    assert (event.stage, event.reason) == ends
+    assert one.pulled_tokens == 0
+
+
+def test_the_report_says_what_was_pulled_or_why_nothing() -> None:
+    one = tracked("r", chain("a", 8), tokens=8 * BLOCK + 3)
+    one.local_tokens = BLOCK
+    settle(one, result(0, count=4))
+    said = one.report("p0")
+    assert (said["pulled"], said["from"], said["miss"]) == (4 * BLOCK, "d0", "")
+    assert said["local"] + said["pulled"] + said["computed"] == said["prompt_tokens"]
+    two = tracked("q", chain("b", 8))
+    settle(two, result(0, ok=False, stage="settle", reason="void"))
+    said = two.report("p0")
+    assert (said["pulled"], said["from"], said["miss"]) == (0, "", "transfer_failed")
+
+
+@pytest.mark.parametrize(
+    ("pulled", "miss", "local", "text"),
+    [
+        (2039, "", 0, "pulled=2039 from=d0 31ms"),
+        (2039, "diverged@2039", 32, "pulled=2039 from=d0 31ms"),
+        (0, "diverged@1536", 0, "miss=diverged@1536"),
+        (0, "bad_hint", 64, "miss=bad_hint"),
+        (0, "local", 2048, "local=2048"),
+        (0, "", 2048, "local=2048"),
+        (0, "", 0, "miss=nothing_held"),
+    ],
+)
+def test_the_one_phrase(pulled: int, miss: str, local: int, text: str) -> None:
+    assert reuse_text(pulled, "d0", 31.2, miss, local) == text
+
+
+def test_the_one_log_line() -> None:
+    ended = RequestEnded(
+        request="cmpl-1",
+        external_id="ext",
+        prompt_tokens=100,
+        pulled_tokens=64,
+        computed_tokens=36,
+        output_tokens=7,
+        source="d0",
+        pull_ms=3.0,
+    )
+    assert log_line(ended) == (
+        "kvferry request=cmpl-1 id=ext pulled=64 from=d0 3ms prompt=100 local=0 pulled=64 "
+        "computed=36 output=7 stop"
+    )

@@ -1,0 +1,311 @@
+"""Whether and from where a request's prefix is fetched: the engine thread's side."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.connector.support import BLOCK, chain, tracked
+
+from kvferry.core.events import FACTS, Requested, TransferFailed
+from kvferry.node.hints import Hint, HintBook
+from kvferry.node.outbox import Outbox
+from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.pulls import Pulls
+from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
+
+KEY, SPACE = b"k" * 32, "tiny-0123456789ab"
+HASHES = chain("a", 8)
+
+
+class Looker:
+    """Takes down what it is told to do; the test plays the answers."""
+
+    def __init__(self) -> None:
+        self.plans = True
+        self.hints: list[Hint] = []
+        self.planned: list[Pull] = []
+        self.aborted: list[str] = []
+        self.renewed: list[str] = []
+        self.freed = 0
+
+    def has_plans(self) -> bool:
+        return self.plans
+
+    def use_hint(self, one: Tracked, pull: Pull, hint: Hint) -> None:
+        self.hints.append(hint)
+
+    def ask_plan(self, one: Tracked, pull: Pull) -> None:
+        self.planned.append(pull)
+
+    def abort(self, pull: Pull, why: str) -> None:
+        self.aborted.append(why)
+
+    def renew(self, pull: Pull) -> None:
+        self.renewed.append(pull.transfer)
+
+    def unreserve(self, pull: Pull) -> None:
+        if pull.slots:
+            pull.slots.pop()
+            self.freed += 1
+
+
+class Desk:
+    """The pulls of node ``p0``."""
+
+    def __init__(self, **options: Any) -> None:
+        self.looker = Looker()
+        self.outbox = Outbox(facts_max=16)
+        self.pulls = Pulls(
+            Options(**options), self.outbox, self.looker, block_size=BLOCK, incarnation="life"
+        )
+        self.joined: Any = SimpleNamespace(node="p0", hints=HintBook(KEY, SPACE))
+
+    def begin(self, one: Tracked, mode: str = "on") -> Tracked:
+        self.pulls.begin(one, self.joined, mode)
+        return one
+
+    def found(self, one: Tracked, blocks: int) -> Pull:
+        """The source granted so many blocks."""
+        pull = one.pull
+        assert pull is not None
+        pull.source, pull.address, pull.granted = "d0", "127.0.0.1:9", blocks
+        pull.state = PullState.READY
+        return pull
+
+    def facts(self) -> list[Any]:
+        return [item.event for item in self.outbox.take_facts(99)]
+
+
+def hint(**changes: Any) -> Any:
+    """A hint as it stands in a request, signed by node d0."""
+    key, space = changes.pop("key", KEY), changes.pop("space", SPACE)
+    given: dict[str, Any] = {
+        "node": "d0",
+        "space": space,
+        "address": "127.0.0.1:9",
+        "incarnation": "i",
+        "offer": "o",
+        "blocks": 8,
+        "tail": HASHES[7],
+        "expires_ms": 1 << 61,
+        **changes,
+    }
+    return HintBook(key, space).sign(Hint(**given))
+
+
+def with_hint(raw: Any) -> Tracked:
+    return tracked("r", HASHES, params={"hint": raw})
+
+
+def test_a_genuine_hint_is_used() -> None:
+    desk = Desk()
+    desk.begin(with_hint(hint()))
+    assert [h.node for h in desk.looker.hints] == ["d0"]
+    assert desk.outbox.reserved == 1
+
+
+FORGED = hint() | {"address": "127.0.0.1:10"}
+LONGER = hint() | {"blocks": 9}
+OTHER_KEY = hint(key=b"x" * 32)
+OTHER_SPACE = hint(space="tiny-ffffffffffff")
+OLD = hint(expires_ms=1)
+GARBAGE = [0, "x", [], {}, [hint()], hint() | {"v": 2}, hint() | {"blocks": "8"}, {"mac": None}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "miss"),
+    [
+        (FORGED, "bad_hint"),
+        (LONGER, "bad_hint"),
+        (OTHER_KEY, "bad_hint"),
+        (OTHER_SPACE, "space_mismatch"),
+        (OLD, "expired_hint"),
+        *((raw, "bad_hint") for raw in GARBAGE),
+    ],
+)
+def test_what_is_no_hint_of_ours_is_ignored_and_the_miss_says_why(raw: Any, miss: str) -> None:
+    desk = Desk()
+    one = desk.begin(with_hint(raw))
+    assert desk.looker.hints == []
+    assert [pull.address for pull in desk.looker.planned] == [""]
+    assert one.pull is not None
+    assert one.pull.miss == miss
+    desk.looker.plans = False
+    assert desk.begin(with_hint(raw)).miss == miss
+
+
+def test_our_own_hint_is_left_to_the_local_cache() -> None:
+    desk = Desk()
+    desk.begin(with_hint(hint(node="p0")))
+    assert desk.looker.hints == []
+    assert len(desk.looker.planned) == 1
+
+
+def test_requests_that_must_not_pull_are_told_why() -> None:
+    desk = Desk()
+    cases = {
+        "paused": desk.begin(tracked("a", HASHES), "paused"),
+        "reuse_off": desk.begin(tracked("b", HASHES, params={"reuse": "off"})),
+        "unshareable": desk.begin(tracked("c", HASHES, shareable=False)),
+        "too_short": desk.begin(tracked("d", [], tokens=20)),
+    }
+    for miss, one in cases.items():
+        assert (one.miss, one.pull) == (miss, None)
+        assert desk.pulls.answer(one, 0) == 0
+    assert (desk.looker.hints, desk.looker.planned, desk.outbox.reserved) == ([], [], 0)
+
+
+def test_without_a_coordinator_and_a_hint_nothing_waits() -> None:
+    desk = Desk()
+    desk.looker.plans = False
+    assert desk.begin(tracked("r", HASHES)).miss == "no_coordinator"
+
+
+def test_a_full_outbox_begins_no_transfer() -> None:
+    desk = Desk()
+    while desk.outbox.reserve():
+        pass
+    assert desk.begin(with_hint(hint())).miss == "outbox_full"
+    assert desk.looker.hints == []
+
+
+def test_the_answer_is_none_until_it_is_known_or_late() -> None:
+    desk = Desk(pin_timeout_ms=60_000)
+    one = desk.begin(with_hint(hint()))
+    assert desk.pulls.answer(one, 0) is None
+    desk.found(one, 6)
+    assert desk.pulls.answer(one, 0) == 6 * BLOCK
+    assert desk.pulls.answer(one, 2 * BLOCK) == 4 * BLOCK
+    assert desk.pulls.answer(one, 2 * BLOCK) == 4 * BLOCK  # It may be asked any number of times.
+
+
+def test_a_late_plan_ends_the_wait() -> None:
+    desk = Desk()
+    one = desk.begin(tracked("r", HASHES))
+    assert one.pull is not None
+    one.pull.answer_by = time.monotonic()
+    assert desk.pulls.answer(one, 0) == 0
+    assert (one.miss, desk.looker.freed) == ("plan_late", 1)
+    assert one.pull.cancelled
+    assert desk.pulls.answer(one, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("granted", "local", "miss"),
+    [(8, 8, "local"), (3, 3, "local"), (2, 5, "local"), (0, 0, "too_short")],
+)
+def test_a_grant_that_adds_no_block_is_given_back(granted: int, local: int, miss: str) -> None:
+    desk = Desk()
+    one = desk.begin(with_hint(hint()))
+    desk.found(one, granted)
+    assert desk.pulls.answer(one, local * BLOCK) == 0
+    assert (one.miss, desk.looker.aborted, desk.looker.freed) == (miss, [miss], 1)
+
+
+def test_fewer_tokens_than_configured_are_not_pulled() -> None:
+    desk = Desk(min_pull_tokens=3 * BLOCK)
+    one = desk.begin(with_hint(hint()))
+    desk.found(one, 2)
+    assert desk.pulls.answer(one, 0) == 0
+    assert one.miss == "too_short"
+
+
+def test_the_answer_never_goes_beyond_the_prompt() -> None:
+    desk = Desk()
+    one = desk.begin(with_hint(hint()))
+    desk.found(one, 50)
+    assert desk.pulls.answer(one, 0) == 8 * BLOCK
+
+
+def test_a_load_carries_exactly_the_blocks_it_fills() -> None:
+    desk = Desk(transfer_timeout_ms=1234)
+    one = desk.begin(with_hint(hint()))
+    desk.found(one, 7)
+    job = desk.pulls.commit(one, 2, [11, 12, 13, 14, 15])
+    assert (job.transfer, job.start, job.target_blocks) == ("life.1", 2, (11, 12, 13, 14, 15))
+    assert job.hashes == tuple(HASHES[2:7])
+    assert job.deadline_ms == 1234
+    assert desk.pulls.by_transfer("life.1") is one
+    assert desk.pulls.open_count() == 1
+    desk.pulls.end(one)
+    assert desk.pulls.by_transfer("life.1") is None
+    assert desk.pulls.answer(one, 0) == 0
+
+
+def test_siblings_wait_for_the_load_of_the_block_they_need() -> None:
+    desk = Desk()
+    owner, sibling, other = (desk.begin(with_hint(hint())) for _ in range(3))
+    sibling.id, other.id = "s", "o"
+    for one in (owner, sibling, other):
+        desk.found(one, 8)
+    assert desk.pulls.answer(owner, 0) == 8 * BLOCK
+    desk.pulls.commit(owner, 0, list(range(8)))
+    assert desk.pulls.answer(sibling, 0) is None
+    assert desk.pulls.answer(other, 4 * BLOCK) == 4 * BLOCK  # It needs other blocks.
+    desk.pulls.end(owner)
+    assert desk.pulls.answer(sibling, 0) == 8 * BLOCK
+    assert desk.pulls.answer(sibling, 8 * BLOCK) == 0
+    assert sibling.miss == "local"
+
+
+def test_a_pull_is_dropped_once_and_not_while_it_loads() -> None:
+    desk = Desk()
+    one = desk.begin(with_hint(hint()))
+    desk.found(one, 8)
+    desk.pulls.drop(one, "unused")
+    desk.pulls.drop(one, "aborted")
+    assert (one.miss, desk.looker.aborted, desk.looker.freed) == ("unused", ["unused"], 1)
+    two = desk.begin(with_hint(hint()))
+    desk.found(two, 8)
+    desk.pulls.commit(two, 0, list(range(8)))
+    desk.pulls.drop(two, "aborted")
+    assert desk.looker.aborted == ["unused"]
+    desk.pulls.drop(tracked("q", HASHES), "aborted")  # It never had one.
+
+
+def test_a_request_is_announced_once_with_its_plan_or_its_miss() -> None:
+    desk = Desk()
+    one = desk.begin(with_hint(hint()))
+    pull = desk.found(one, 7)
+    pull.basis, pull.predicted_ms, pull.options = "plan", 3.5, ("d0", "d1")
+    desk.pulls.commit(one, 0, list(range(7)))
+    desk.pulls.announce(one)
+    desk.pulls.announce(one, ended=True)
+    two = desk.begin(tracked("q", [], tokens=20))
+    desk.pulls.announce(two)
+    first, second = desk.facts()
+    assert isinstance(first, Requested)
+    assert (first.transfer, first.source, first.granted, first.wanted) == ("life.1", "d0", 7, 8)
+    assert (first.basis, first.predicted_ms, first.options) == ("plan", 3.5, ("d0", "d1"))
+    assert (first.miss, second.miss, second.transfer) == ("", "too_short", "")
+
+
+def test_an_outcome_finds_room_in_a_full_outbox() -> None:
+    desk = Desk()
+    desk.begin(with_hint(hint()))
+    for _ in range(50):
+        desk.outbox.facts(Requested(request="other"))
+    failed = TransferFailed(transfer="life.1", request="r", source="d0", stage="pin", reason="void")
+    desk.outbox.settle(failed)
+    assert failed in [getattr(i, "event", None) for i in desk.outbox.take_facts(99)]
+    assert desk.outbox.counts(FACTS).dropped > 0
+
+
+def test_pins_of_waiting_requests_are_kept() -> None:
+    desk = Desk(pin_ms=3000)
+    one = desk.begin(with_hint(hint()))
+    pull = desk.found(one, 8)
+    desk.pulls.renew_waiting([one], 100.0)
+    assert desk.looker.renewed == []  # Only proved so far: there is no pin yet.
+    pull.pinned_at = 99.5
+    desk.pulls.renew_waiting([one], 100.0)
+    assert desk.looker.renewed == []
+    desk.pulls.renew_waiting([one], 101.0)
+    desk.pulls.renew_waiting([one], 101.5)
+    assert desk.looker.renewed == ["life.1"]
+    desk.pulls.commit(one, 0, list(range(8)))
+    desk.pulls.renew_waiting([one], 200.0)
+    assert desk.looker.renewed == ["life.1"]
