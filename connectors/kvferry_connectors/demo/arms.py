@@ -36,7 +36,7 @@ async def _turn(
     name, streamed = conversation.name, STREAMED[conversation.name]
     prompt = conversation.ask(length)
     label = f"{name}{conversation.turn}"
-    await asker.others()
+    await asker.others(name)
     asked: dict[bool, Asked] = {}
     for reuse in (False, True) if off_first else (True, False):
         asked[reuse] = await asker.ask(
@@ -46,6 +46,7 @@ async def _turn(
             salt="" if reuse else OFF_SALT,
             reuse=reuse,
         )
+    asker.done(name)
     on, off = asked[True], asked[False]
     conversation.answered(on.answer.tokens)
     prefill, pulled = on.record.prefill, on.record.prefill.pulled_tokens

@@ -39,6 +39,8 @@ class Asker:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._fillers = itertools.count()
+        self._allocated = 0
+        self._turned_over: dict[str, int] = {}
         self.compared: list[Compared] = []
 
     async def ask(
@@ -68,6 +70,7 @@ class Asker:
             salt=salt,
             reuse=reuse,
         )
+        self._allocated += len(prompt)
         self.compared.append(Compared(name, tuple(prompt), answer.tokens))
         record = await stack.records.until(
             lambda: stack.records.record(answer.request),
@@ -76,8 +79,21 @@ class Asker:
         )
         return Asked(answer, record)
 
-    async def others(self) -> None:
-        """Requests of other users, so many that P's cache has lost all that came before."""
+    async def others(self, conversation: str) -> None:
+        """Requests of other users before a conversation's turn.
+
+        So many that, with what else was asked since the conversation's last turn, P has
+        allocated its whole pool anew, and so has lost that conversation's history.
+        """
         settings = self._stack.settings
-        for _ in range(settings.fillers):
-            await self._stack.others.fill(text(f"filler{next(self._fillers)}", settings.filler))
+        since = self._allocated - self._turned_over.get(conversation, -settings.prefill_pool)
+        missing = max(settings.filler_least, settings.prefill_pool - since)
+        while missing > 0:
+            length = min(missing, settings.filler)
+            await self._stack.others.fill(text(f"other{next(self._fillers)}", length))
+            self._allocated += length
+            missing -= length
+
+    def done(self, conversation: str) -> None:
+        """The conversation's turn is over: from here on P may lose its history."""
+        self._turned_over[conversation] = self._allocated

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from kvferry_connectors.demo.asking import Asked, Asker
+from kvferry_connectors.demo.comparison import Comparison
 from kvferry_connectors.demo.figures import CaseFigures
 from kvferry_connectors.demo.ledgercheck import Counted, counted
-from kvferry_connectors.demo.reference import Reference
 from kvferry_connectors.demo.stack import Stack
 from kvferry_connectors.demo.texts import Conversation, edited, text
+from kvferry_connectors.demo.together import together
 
 ANSWER_AFTER_EDIT = 400
 """Tokens of the new words that follow an edited history."""
@@ -38,7 +38,7 @@ class Cases:
         prompt = [*changed, *text("after the edit", ANSWER_AFTER_EDIT)]
         common = at // settings.block * settings.block
         with screen.doing("a history that was edited in the middle"):
-            await self._asker.others()
+            await self._asker.others(conversation.name)
             asked = await self._asker.ask("edited history", prompt, stream=True)
         self._add("edited history", asked, f"the {common} tokens before the edit pulled", common)
 
@@ -48,13 +48,14 @@ class Cases:
         conversation = self._conversation
         first = conversation.ask(settings.case_turns[0])
         with screen.doing("a turn whose reasoning was stripped"):
-            await self._asker.others()
+            await self._asker.others(conversation.name)
             thought = await self._asker.ask(
                 "C1 with reasoning",
                 first,
                 stream=False,
                 tokens=settings.reasoning + settings.answer,
             )
+            self._asker.done(conversation.name)
             conversation.answered(thought.answer.tokens, stripped=settings.reasoning)
             asked = await self._next(1)
         common = len(first) // settings.block * settings.block
@@ -62,8 +63,11 @@ class Cases:
         self._add("stripped reasoning", asked, what, common)
         self._node = asked.record.turn.decode_node
 
-    async def restart(self, reference: Reference) -> None:
-        """The conversation's decode engine is killed and started again between two turns."""
+    async def restart(self, comparison: Comparison) -> None:
+        """The conversation's decode engine is killed and started again between two turns.
+
+        While it starts, on one of the cores, the comparison gets on with its work.
+        """
         stack, screen = self._stack, self._stack.screen
         engine = stack.engines[self._node]
         before = stack.records.incarnation(engine.name) or ""
@@ -71,8 +75,10 @@ class Cases:
         with screen.doing(f"killing {engine.name} and starting it again"):
             await engine.kill()
             screen.say(f"{engine.name} was killed")
-            await asyncio.gather(engine.start(stack.nats_url), reference.start())
-            await asyncio.gather(stack.wait_joined(engine, before), reference.ready())
+            await engine.start(stack.nats_url)
+            await together(
+                stack.wait_joined(engine, before), comparison.catch_up(self._asker.compared)
+            )
             await stack.wait_routed()
         with screen.doing("a turn whose history died with its engine"):
             asked = await self._next(2)
@@ -97,8 +103,9 @@ class Cases:
         settings = self._stack.settings
         conversation = self._conversation
         prompt = conversation.ask(settings.case_turns[index])
-        await self._asker.others()
+        await self._asker.others(conversation.name)
         asked = await self._asker.ask(f"C{index + 1}", prompt, stream=False)
+        self._asker.done(conversation.name)
         conversation.answered(asked.answer.tokens)
         return asked
 

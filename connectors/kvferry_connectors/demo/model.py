@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 VOCABULARY = 512
+MARKER = "kvferry-shape.json"
+"""In a model's folder once the model is whole: the shape that it was made with."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -39,8 +41,9 @@ class Shape(msgspec.Struct, frozen=True):
 TINY = Shape()
 """For tests: 1 KiB of KV a token in float32."""
 
-SMALL = Shape(hidden=256, layers=4, heads=8, kv_heads=2, head_dim=32, mlp=768)
-"""For the demo: slow enough on a CPU that recomputing a history can be seen."""
+SMALL = Shape(hidden=512, layers=4, heads=16, kv_heads=2, head_dim=32, mlp=1024)
+"""For the demo: on a CPU it is slow enough that recomputing a history can be seen, while its KV
+is as small as 2 KiB a token, as the ratio of the two would be on a large model."""
 
 
 def ensure_model(folder: Path, shape: Shape = TINY) -> Path:
@@ -49,7 +52,7 @@ def ensure_model(folder: Path, shape: Shape = TINY) -> Path:
     Raises:
         ImportError: torch, transformers or tokenizers are missing.
     """
-    marker = folder / "kvferry-shape.json"
+    marker = folder / MARKER
     wanted = msgspec.json.encode(shape)
     if marker.is_file() and marker.read_bytes() == wanted:
         return folder

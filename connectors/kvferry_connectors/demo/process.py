@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvferry_connectors.demo.errors import DemoError
 
 KILL_S = 10.0
 """For the kernel to end a killed group."""
+TRACKERS_S = 3.0
+"""For resource trackers to end by themselves."""
 TAIL_LINES = 25
 POLL_S = 0.05
 
@@ -104,7 +107,10 @@ class Child:
         await self.kill()
 
     async def kill(self) -> None:
-        """End the whole group at once.
+        """End the whole group at once, as a crash would. Returns when nothing is left.
+
+        Python's resource trackers are spared for a moment: they remove the shared memory of the
+        dead, which nobody else does, and end by themselves.
 
         Raises:
             DemoError: the kernel did not end it in time.
@@ -112,13 +118,19 @@ class Child:
         if self._process is None:
             return
         group = self._process.pid
-        # A process that is being born while its group is killed escapes the first signal.
-        async with _bound(f"{self.name} does not die"):
-            while group_members(group):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-                await asyncio.sleep(POLL_S)
-            await self._process.wait()
+        spare_until = time.monotonic() + TRACKERS_S
+        try:
+            async with asyncio.timeout(KILL_S):
+                # Looked at again and again, for who is being born now escapes one signal.
+                while members := group_members(group):
+                    for pid in members:
+                        if time.monotonic() > spare_until or not is_tracker(pid):
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(pid, signal.SIGKILL)
+                    await asyncio.sleep(POLL_S)
+                await self._process.wait()
+        except TimeoutError:
+            raise DemoError(f"{self.name} does not die within {KILL_S:.0f} s") from None
 
     def tail(self) -> str:
         """The last lines of its log."""
@@ -127,15 +139,6 @@ class Child:
         except OSError as error:
             return f"(no log: {error})"
         return "\n".join(lines[-TAIL_LINES:])
-
-
-@contextlib.asynccontextmanager
-async def _bound(what: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(KILL_S):
-            yield
-    except TimeoutError:
-        raise DemoError(f"{what} within {KILL_S:.0f} s") from None
 
 
 def group_members(group: int) -> list[int]:
@@ -153,3 +156,11 @@ def group_members(group: int) -> list[int]:
         if int(its_group) == group and state not in ("Z", "X"):
             members.append(int(entry.name))
     return members
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker of Python's multiprocessing."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

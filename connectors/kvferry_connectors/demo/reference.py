@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvferry_connectors.demo.engines import child_environment
 from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.folder import RunFolder
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.settings import DemoSettings
 
@@ -23,7 +24,7 @@ READY = "ready"
 class Reference:
     """Answers prompts one after the other. Started early, it is ready when it is asked."""
 
-    def __init__(self, settings: DemoSettings, run: Path, model: Path) -> None:
+    def __init__(self, settings: DemoSettings, run: RunFolder, model: Path) -> None:
         self._settings = settings
         options = {
             "model": str(model),
@@ -39,8 +40,8 @@ class Reference:
         self._child = Child(
             "the reference engine",
             [sys.executable, "-m", __name__, json.dumps(options)],
-            env=child_environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
-            log=run / "logs" / "reference.log",
+            env=child_environment(run) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            log=run.log("reference"),
             talk=True,
         )
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 
 from kvferry_connectors.demo.arms import hold_conversations
-from kvferry_connectors.demo.asking import Asker, Compared
+from kvferry_connectors.demo.asking import Asker
 from kvferry_connectors.demo.cases import Cases
+from kvferry_connectors.demo.comparison import Comparison
 from kvferry_connectors.demo.engines import child_environment
 from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.figures import Figures
-from kvferry_connectors.demo.folder import run_folder
+from kvferry_connectors.demo.folder import RunFolder, run_folder
 from kvferry_connectors.demo.ledgercheck import check_ledger
+from kvferry_connectors.demo.model import MARKER
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.reference import Reference
 from kvferry_connectors.demo.screen import Screen
@@ -64,7 +66,7 @@ async def run_demo(settings: DemoSettings, screen: Screen) -> Figures:
             await asyncio.shield(reference.stop())
         figures.seconds = screen.seconds
         if figures.problems():
-            raise DemoFound(figures, run / "logs")
+            raise DemoFound(figures, run.logs)
         return figures
 
 
@@ -76,18 +78,19 @@ class DemoFound(DemoError):
         self.figures = figures
 
 
-async def _model(settings: DemoSettings, run: Path, screen: Screen) -> Path:
+async def _model(settings: DemoSettings, run: RunFolder, screen: Screen) -> Path:
     """The model, made on the first run and kept."""
     shape = settings.shape
     folder = settings.cache / f"demo-model-{shape.hidden}x{shape.layers}-{shape.seed}"
-    if (folder / "kvferry-shape.json").is_file():
+    marker = folder / MARKER
+    if marker.is_file() and marker.read_bytes() == msgspec.json.encode(shape):
         return folder
-    made = run / "model"
+    made = run.path / "model"
     maker = Child(
         "making the model",
         [sys.executable, "-c", MAKE_MODEL, str(made), msgspec.json.encode(shape).decode()],
-        env=child_environment(),
-        log=run / "logs" / "model.log",
+        env=child_environment(run),
+        log=run.log("model"),
     )
     try:
         with screen.doing("making a small model with saved random weights"):
@@ -99,7 +102,7 @@ async def _model(settings: DemoSettings, run: Path, screen: Screen) -> Path:
         raise DemoError(f"the model cannot be made:\n{maker.tail()}", maker.log)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.move(made, folder)
+    shutil.move(made, folder)  # At once, so that a model that is there is whole.
     screen.say(f"made a model in {folder}")
     return folder
 
@@ -111,23 +114,16 @@ async def _converse(stack: Stack, reference: Reference) -> Figures:
     cases = Cases(stack, asker)
     await cases.edit(conversations["A"])
     await cases.strip()
-    await cases.restart(reference)
+    comparison = Comparison(reference, figures)
+    await cases.restart(comparison)
     figures.cases = cases.figures
     with stack.screen.doing("checking the ledger"):
         figures.ledger = await check_ledger(stack, cases.lost)
         sample = next(t for t in figures.turns if t.conversation == "A" and t.turn == 2)
         figures.explained = await stack.command("explain", sample.request)
     with stack.screen.doing("comparing every answer with an engine without any transfer"):
-        for one in asker.compared:
-            await _compare(reference, one, figures)
+        await comparison.catch_up(asker.compared)
     return figures
-
-
-async def _compare(reference: Reference, one: Compared, figures: Figures) -> None:
-    expected = await reference.answer(one.prompt, len(one.tokens))
-    figures.compared += 1
-    if expected != one.tokens:
-        figures.different.append(one.name)
 
 
 def cache_folder() -> Path:

@@ -25,7 +25,7 @@ class DemoSettings:
     """Leave the run's folder behind."""
     shape: Shape = SMALL
     block: int = 32
-    turns: tuple[int, ...] = (1_037, 2_711, 4_363, 6_011)
+    turns: tuple[int, ...] = (1_037, 2_311, 3_547, 4_789, 6_011)
     """Prompt length of each turn of the two conversations."""
     answer: int = 24
     case_turns: tuple[int, ...] = (1_523, 2_131, 2_683, 3_203)
@@ -35,9 +35,13 @@ class DemoSettings:
     edited_at: int = 2_250
     """First token of the history that the edit changes."""
     edited_tokens: int = 40
-    max_model: int = 7_168
-    prefill_pool: int = 7_424
+    max_model: int = 6_144
+    prefill_pool: int = 6_400
     """So small that the requests between two turns take every block of P's own cache."""
+    filler: int = 2_048
+    """Longest prompt of the other users, who fill P's pool between two turns."""
+    filler_least: int = 256
+    """So much of them comes before every turn, even where P's pool turned over anyway."""
     decode_pool: int = 49_152
     step: int = 2_048
     """``--max-num-batched-tokens``."""
@@ -49,18 +53,12 @@ class DemoSettings:
     answer_s: float = 120.0
     ledger_s: float = 20.0
     """For what a turn did to be in the ledger."""
-    stop_s: float = 8.0
+    stop_s: float = 10.0
     """For a process to stop when asked; then it is killed."""
-
-    @property
-    def filler(self) -> int:
-        """Prompt length of each of the :attr:`fillers` that fill P's pool between two turns."""
-        return self.prefill_pool // self.fillers
-
-    @property
-    def fillers(self) -> int:
-        """How many requests fill P's pool."""
-        return -(-self.prefill_pool // (self.max_model // 2))
+    plan_ms: int = 1_000
+    """For a plan. kvferry's own default is meant for engines that have cores to themselves."""
+    pin_ms: int = 5_000
+    """For a source's answer to a pin, for the same reason."""
 
     def pool_bytes(self, tokens: int) -> int:
         """KV memory for so many tokens in float32."""

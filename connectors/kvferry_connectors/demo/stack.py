@@ -16,10 +16,12 @@ from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry_connectors.demo.client import Client
 from kvferry_connectors.demo.engines import Engine, child_environment, free_port
 from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.folder import RunFolder
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.records import Records
 from kvferry_connectors.demo.screen import Screen
 from kvferry_connectors.demo.settings import DECODES, HOST, PREFILL, DemoSettings
+from kvferry_connectors.demo.together import all_of, together
 
 UP_S = 60.0
 HEALTH_EVERY_S = 0.1
@@ -30,7 +32,7 @@ KVFERRY = (sys.executable, "-m", "kvferry.cli")
 class Stack:
     """A running installation. Made by :func:`running`."""
 
-    def __init__(self, settings: DemoSettings, run: Path, model: Path, screen: Screen) -> None:
+    def __init__(self, settings: DemoSettings, run: RunFolder, model: Path, screen: Screen) -> None:
         self.settings = settings
         self.run = run
         self.model = model
@@ -59,8 +61,8 @@ class Stack:
         child = Child(
             name,
             [*KVFERRY, *args],
-            env=self._environment() | {"KVFERRY_NATS": self.nats_url},
-            log=self.run / "logs" / f"kvferry-{args[0]}.log",
+            env=child_environment(self.run) | {"KVFERRY_NATS": self.nats_url},
+            log=self.run.log(f"kvferry-{args[0]}"),
             talk=True,
         )
         try:
@@ -79,9 +81,9 @@ class Stack:
         """``kvferry up`` on a free port, and our own connection to it."""
         up = Child(
             "kvferry up",
-            [*KVFERRY, "up", "--json", "--port", "0", "--store", str(self.run / "ledger")],
-            env=self._environment(),
-            log=self.run / "logs" / "up.log",
+            [*KVFERRY, "up", "--json", "--port", "0", "--store", str(self.run.path / "ledger")],
+            env=child_environment(self.run),
+            log=self.run.log("up"),
             talk=True,
         )
         cleanup.push_async_callback(up.stop, self.settings.stop_s)
@@ -105,9 +107,7 @@ class Stack:
         cleanup.push_async_callback(self._stop_engines)
         for engine in self.engines.values():
             await engine.start(self.nats_url)
-        async with asyncio.TaskGroup() as waiting:
-            for engine in self.engines.values():
-                waiting.create_task(self.wait_joined(engine, ""))
+        await together(*(self.wait_joined(engine, "") for engine in self.engines.values()))
 
     async def wait_joined(self, engine: Engine, before: str) -> None:
         """Wait until an engine answers and its process life, other than ``before``, is known."""
@@ -128,8 +128,8 @@ class Stack:
         router = Child(
             "kvferry router",
             [*KVFERRY, "router", *engines, "--port", port, "--nats", self.nats_url],
-            env=self._environment(),
-            log=self.run / "logs" / "router.log",
+            env=child_environment(self.run),
+            log=self.run.log("router"),
         )
         cleanup.push_async_callback(router.stop, self.settings.stop_s)
         await router.start()
@@ -159,17 +159,13 @@ class Stack:
     def _engine(self, name: str, role: str, pool: int) -> Engine:
         return Engine(name, role, pool, settings=self.settings, model=self.model, run=self.run)
 
-    def _environment(self) -> dict[str, str]:
-        # A state file of our own: other commands must not take this ledger for the machine's.
-        return child_environment({"XDG_STATE_HOME": str(self.run / "state")})
-
     async def _stop_engines(self) -> None:
-        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+        await all_of(*(engine.stop() for engine in self.engines.values()))
 
 
 @asynccontextmanager
 async def running(
-    settings: DemoSettings, run: Path, model: Path, screen: Screen
+    settings: DemoSettings, run: RunFolder, model: Path, screen: Screen
 ) -> AsyncIterator[Stack]:
     """The whole installation; nothing of it is left afterwards, whatever happened."""
     stack = Stack(settings, run, model, screen)
