@@ -30,7 +30,7 @@ class Engine:
         self.table = ExportTable("life", on_pin_ended=self.ended.append)
         self.table.set_ranks([RankEndpoint(key=b"k" * 32, backends={"tcp": b""})])
         self.items: list[Any] = []
-        outbox = Outbox(translate=lambda item: self.items.append(item) or ())
+        outbox = Outbox(translate=self._keep)
         self.now = 100.0
         given = {"lease_budget": 0.5, "free_watermark": 0.1, "lease_ms": 1000, **options}
         self.exports = Exports(
@@ -43,6 +43,10 @@ class Engine:
             clock=lambda: self.now,
         )
         self.outbox = outbox
+
+    def _keep(self, item: object) -> tuple[()]:
+        self.items.append(item)
+        return ()
 
     def serve(self, seed: str, blocks: int, *, lease: bool = False) -> tuple[str, list[bytes]]:
         """A request takes blocks, computes them, ends and is offered."""

@@ -3,145 +3,12 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.unit.connector.support import BLOCK, chain, tracked
+from tests.unit.connector.pull_desk import HASHES, Desk, hint, with_hint
+from tests.unit.connector.support import BLOCK, tracked
 
 from kvferry.core.events import FACTS, Requested, TransferFailed
-from kvferry.node.hints import Hint, HintBook
-from kvferry.node.outbox import Outbox
-from kvferry_connectors.vllm.options import Options
-from kvferry_connectors.vllm.pulls import Pulls
-from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
-
-KEY, SPACE = b"k" * 32, "tiny-0123456789ab"
-HASHES = chain("a", 8)
-
-
-class Looker:
-    """Takes down what it is told to do; the test plays the answers."""
-
-    def __init__(self) -> None:
-        self.plans = True
-        self.hints: list[Hint] = []
-        self.planned: list[Pull] = []
-        self.aborted: list[str] = []
-        self.renewed: list[str] = []
-        self.freed = 0
-
-    def has_plans(self) -> bool:
-        return self.plans
-
-    def use_hint(self, one: Tracked, pull: Pull, hint: Hint) -> None:
-        self.hints.append(hint)
-
-    def ask_plan(self, one: Tracked, pull: Pull) -> None:
-        self.planned.append(pull)
-
-    def abort(self, pull: Pull, why: str) -> None:
-        self.aborted.append(why)
-
-    def renew(self, pull: Pull) -> None:
-        self.renewed.append(pull.transfer)
-
-    def unreserve(self, pull: Pull) -> None:
-        if pull.slots:
-            pull.slots.pop()
-            self.freed += 1
-
-
-class Desk:
-    """The pulls of node ``p0``."""
-
-    def __init__(self, **options: Any) -> None:
-        self.looker = Looker()
-        self.outbox = Outbox(facts_max=16)
-        self.pulls = Pulls(
-            Options(**options), self.outbox, self.looker, block_size=BLOCK, incarnation="life"
-        )
-        self.joined: Any = SimpleNamespace(node="p0", hints=HintBook(KEY, SPACE))
-
-    def begin(self, one: Tracked, mode: str = "on") -> Tracked:
-        self.pulls.begin(one, self.joined, mode)
-        return one
-
-    def found(self, one: Tracked, blocks: int) -> Pull:
-        """The source granted so many blocks."""
-        pull = one.pull
-        assert pull is not None
-        pull.source, pull.address, pull.granted = "d0", "127.0.0.1:9", blocks
-        pull.state = PullState.READY
-        return pull
-
-    def facts(self) -> list[Any]:
-        return [item.event for item in self.outbox.take_facts(99)]
-
-
-def hint(**changes: Any) -> Any:
-    """A hint as it stands in a request, signed by node d0."""
-    key, space = changes.pop("key", KEY), changes.pop("space", SPACE)
-    given: dict[str, Any] = {
-        "node": "d0",
-        "space": space,
-        "address": "127.0.0.1:9",
-        "incarnation": "i",
-        "offer": "o",
-        "blocks": 8,
-        "tail": HASHES[7],
-        "expires_ms": 1 << 61,
-        **changes,
-    }
-    return HintBook(key, space).sign(Hint(**given))
-
-
-def with_hint(raw: Any) -> Tracked:
-    return tracked("r", HASHES, params={"hint": raw})
-
-
-def test_a_genuine_hint_is_used() -> None:
-    desk = Desk()
-    desk.begin(with_hint(hint()))
-    assert [h.node for h in desk.looker.hints] == ["d0"]
-    assert desk.outbox.reserved == 1
-
-
-FORGED = hint() | {"address": "127.0.0.1:10"}
-LONGER = hint() | {"blocks": 9}
-OTHER_KEY = hint(key=b"x" * 32)
-OTHER_SPACE = hint(space="tiny-ffffffffffff")
-OLD = hint(expires_ms=1)
-GARBAGE = [0, "x", [], {}, [hint()], hint() | {"v": 2}, hint() | {"blocks": "8"}, {"mac": None}]
-
-
-@pytest.mark.parametrize(
-    ("raw", "miss"),
-    [
-        (FORGED, "bad_hint"),
-        (LONGER, "bad_hint"),
-        (OTHER_KEY, "bad_hint"),
-        (OTHER_SPACE, "space_mismatch"),
-        (OLD, "expired_hint"),
-        *((raw, "bad_hint") for raw in GARBAGE),
-    ],
-)
-def test_what_is_no_hint_of_ours_is_ignored_and_the_miss_says_why(raw: Any, miss: str) -> None:
-    desk = Desk()
-    one = desk.begin(with_hint(raw))
-    assert desk.looker.hints == []
-    assert [pull.address for pull in desk.looker.planned] == [""]
-    assert one.pull is not None
-    assert one.pull.miss == miss
-    desk.looker.plans = False
-    assert desk.begin(with_hint(raw)).miss == miss
-
-
-def test_our_own_hint_is_left_to_the_local_cache() -> None:
-    desk = Desk()
-    desk.begin(with_hint(hint(node="p0")))
-    assert desk.looker.hints == []
-    assert len(desk.looker.planned) == 1
 
 
 def test_requests_that_must_not_pull_are_told_why() -> None:
@@ -290,7 +157,7 @@ def test_an_outcome_finds_room_in_a_full_outbox() -> None:
         desk.outbox.facts(Requested(request="other"))
     failed = TransferFailed(transfer="life.1", request="r", source="d0", stage="pin", reason="void")
     desk.outbox.settle(failed)
-    assert failed in [getattr(i, "event", None) for i in desk.outbox.take_facts(99)]
+    assert failed in desk.facts()
     assert desk.outbox.counts(FACTS).dropped > 0
 
 

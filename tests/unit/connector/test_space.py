@@ -157,7 +157,12 @@ def test_what_limits_sharing_is_said_with_its_cure(monkeypatch: pytest.MonkeyPat
 
 
 def salted(**given: Any) -> SimpleNamespace:
-    fields = {"lora_request": None, "mm_features": [], "cache_salt": None, "prompt_embeds": None}
+    fields: dict[str, Any] = {
+        "lora_request": None,
+        "mm_features": [],
+        "cache_salt": None,
+        "prompt_embeds": None,
+    }
     return SimpleNamespace(**{**fields, **given})
 
 
