@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from kvferry.core.events import TransferFailed, Transferred
+from kvferry_connectors.vllm.looking import REFUSALS
 from kvferry_connectors.vllm.metadata import RankResult
 from kvferry_connectors.vllm.tracked import Pull, Tracked
 
@@ -66,4 +67,6 @@ def _miss(pull: Pull, bad: RankResult | None) -> str:
         return "not_offered"
     if bad.stage == "pin" and bad.reason == "unreachable":
         return "node_left"
+    if bad.stage == "pin" and bad.reason == "refused":
+        return REFUSALS.get(bad.detail.partition(":")[0], "transfer_failed")
     return "transfer_failed"

@@ -68,6 +68,21 @@ def test_a_cause_that_was_known_before_stays() -> None:
     assert one.miss == "diverged@64"
 
 
+@pytest.mark.parametrize(
+    ("said", "miss"),
+    [
+        ("incarnation: 127.0.0.1:9 lives as a, not b", "node_left"),
+        ("not_held", "not_offered"),
+        ("paused", "paused"),
+        ("the source has 2 ranks, we have 1", "transfer_failed"),
+    ],
+)
+def test_a_refused_pin_is_a_miss_of_its_own(said: str, miss: str) -> None:
+    one = tracked("r", chain("a", 8))
+    settle(one, result(0, ok=False, stage="pin", reason="refused", detail=said))
+    assert one.miss == miss
+
+
 def test_nothing_granted_is_a_refusal() -> None:
     one = tracked("r", chain("a", 8))
     event = settle(one, result(0, count=0))
