@@ -14,6 +14,10 @@ from pathlib import Path
 
 from kvferry_connectors.demo.errors import DemoError
 
+TEMPORARY_BYTES_MAX = 48
+"""Of the folder that temporary ones are made in: a Unix socket's name has at most 107 bytes, and
+vLLM's own part of it 37."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -55,7 +59,7 @@ def run_folder(parent: Path, *, keep: bool) -> Iterator[RunFolder]:
     path = parent / f"run-{os.getpid()}"
     try:
         (path / "logs").mkdir(parents=True)
-        run = RunFolder(path, Path(tempfile.mkdtemp(prefix="kvferry-")))
+        run = RunFolder(path, Path(tempfile.mkdtemp(prefix="kvferry-", dir=_short())))
         run.key.touch(mode=0o600)
         run.key.write_text(secrets.token_hex(32) + "\n")
     except OSError as error:
@@ -72,6 +76,11 @@ def run_folder(parent: Path, *, keep: bool) -> Iterator[RunFolder]:
             _remove(path, but="logs" if failed else "")
         with contextlib.suppress(OSError):
             parent.rmdir()
+
+
+def _short() -> str:
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= TEMPORARY_BYTES_MAX else "/tmp"
 
 
 def _remove(path: Path, *, but: str) -> None:

@@ -74,8 +74,8 @@ def _caption(settings: DemoSettings) -> str:
     return (
         "Between two turns of a conversation other requests took all of P's own cache. The turn "
         "with reuse off has the same prompt under another cache_salt; P computes all of it; it "
-        "goes first in every second turn. TTFT in ms: until the client sees the first token; B is not "
-        f"streamed, so until it sees the {settings.answer} tokens of the answer. After a "
+        "goes first in every second turn. TTFT in ms: until the client sees the first token; B is "
+        f"not streamed, so until it sees the {settings.answer} tokens of the answer. After a "
         "streamed turn P finds D by a plan, for vLLM sends no hint in a stream, else by D's "
         "hint. All of this shares one CPU: it shows what is not computed again, and is no "
         "measure of a GPU."

@@ -23,7 +23,9 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(f"[dim]{self.seconds:5.0f} s[/dim]  {text}", highlight=False)
+        self.console.print(
+            f"[dim]{self.seconds:5.0f} s[/dim]  {text}", highlight=False, soft_wrap=True
+        )
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
