@@ -40,7 +40,7 @@ def fleet(start_engine: StartEngine) -> Iterator[Fleet]:
     relay = Relay()
     try:
         p0 = start_engine("p0", connector=relay.connector_options(), **SMALL_POOL)
-        d0 = start_engine("d0")
+        d0 = start_engine("d0", connector={"pin_timeout_ms": 20_000})
         joined(p0, d0)
         free = {engine.name: engine.ask("free_blocks") for engine in (p0, d0)}
         yield Fleet(relay, p0, d0, free)

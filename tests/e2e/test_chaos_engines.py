@@ -32,9 +32,9 @@ from kvferry_backends.tcp.wire import HEAD_BYTES
 
 pytestmark = pytest.mark.engine
 
-SILENT_AFTER_S = 4.0
-PIN_MS = 3_000
-TRANSFER_MS = 4_000
+SILENT_AFTER_S = 5.0
+PIN_MS = 5_000
+TRANSFER_MS = 15_000
 LEASE_MS = 5_000
 BLOCK_BYTES = BLOCK * 1024
 
