@@ -1,4 +1,4 @@
-"""Who waits for KV blocks in a vLLM scheduler, and for whose blocks; used inside engine processes."""
+"""Who waits for KV blocks in a vLLM scheduler, and for whose; used inside engine processes."""
 
 from __future__ import annotations
 

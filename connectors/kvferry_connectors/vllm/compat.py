@@ -10,6 +10,12 @@ from typing import Any
 from kvferry.errors import EngineUnsupported
 
 MINIMUM = (0, 32)
+EXPORTS_ONLY = (
+    "under MultiConnector kvferry only exports, for it cannot see whether failed loads are "
+    "recomputed; set kv_load_failure_policy=recompute at the top level and "
+    "parent_load_failure_policy=recompute in kvferry's own extra config"
+)
+"""A warning of a node, shown by ``status``."""
 
 
 def check_version(version: str) -> None:
@@ -28,13 +34,23 @@ def check_version(version: str) -> None:
         )
 
 
+POOL_NEEDS = (
+    "unpin_blocks",
+    "touch",
+    "free_blocks",
+    "get_num_free_blocks",
+    "get_cached_block",
+    "blocks",
+)
+
+
 def check_block_pool(pool: Any) -> None:
     """The engine's block pool must have soft leases.
 
     Raises:
         EngineUnsupported: naming what is missing.
     """
-    for name in ("unpin_blocks", "touch", "free_blocks", "get_num_free_blocks", "blocks"):
+    for name in POOL_NEEDS:
         if not hasattr(pool, name):
             raise EngineUnsupported(
                 f"this vLLM's BlockPool has no {name!r}: use vLLM 0.32 or newer"

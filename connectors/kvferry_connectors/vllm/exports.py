@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvferry.node.export import ExportTable
@@ -102,8 +102,11 @@ class Exports:
         self._outbox.hand_over(Leased(lease, offer, ttl_ms))
         return True
 
-    def each_step(self) -> None:
-        """Once a step: tell of reused blocks, end expired leases and those that press."""
+    def each_step(self, needed: int = 0) -> None:
+        """Once a step: tell of reused blocks, end expired leases and those that press.
+
+        ``needed`` blocks are about to be allocated by requests that hold some already.
+        """
         if self._reused:
             gone, self._reused = self._reused, []
             self._outbox.hand_over(Reused(gone))
@@ -112,8 +115,8 @@ class Exports:
                 self._end_lease(lease, "expired")
             if not self.leasing:
                 self.end_leases("paused")
-            elif self._free_is_low():
-                self.make_room(self._watermark - self._pool.get_num_free_blocks())
+            else:
+                self._until_free(lambda: needed)
 
     def make_room(self, blocks: int) -> bool:
         """End leases, least value first and never while pinned, until ``blocks`` are freed."""
@@ -125,10 +128,15 @@ class Exports:
             ended = True
         return ended
 
-    def room_for(self, blocks: int) -> None:
-        """A waiting request is about to allocate ``blocks``: leases must not be in its way."""
-        if self._leased:
-            self.make_room(blocks + self._watermark - self._pool.get_num_free_blocks())
+    def room_for(self, blocks: int, local: Sequence[bytes] = (), reserved: int = 0) -> None:
+        """A waiting request is about to allocate: leases must not be in its way.
+
+        It needs ``blocks`` in all, of which the chain ``local`` is in the engine's cache, and
+        ``reserved`` must stay free for others. Cached blocks that nobody holds count as free,
+        and so the request needs them too; a lease that ends can add to these.
+        """
+        if blocks + reserved + self._watermark > self._pool.get_num_free_blocks():
+            self._until_free(lambda: blocks - self._in_use(local) + reserved)
 
     def end_leases(self, reason: str) -> None:
         """End every lease that is not pinned."""
@@ -148,6 +156,16 @@ class Exports:
     def holds_leases(self) -> bool:
         """Whether ending leases could free blocks."""
         return bool(self._leased)
+
+    def _until_free(self, needed: Callable[[], int]) -> None:
+        """End leases until ``needed()`` blocks and the watermark are free, or none can end."""
+        while self.make_room(needed() + self._watermark - self._pool.get_num_free_blocks()):
+            pass
+
+    def _in_use(self, chain: Sequence[bytes]) -> int:
+        """How many of the chain's cached blocks somebody holds."""
+        found = (self._pool.get_cached_block(chain_hash, [0]) for chain_hash in chain)
+        return sum(blocks is not None and blocks[0].ref_cnt > 0 for blocks in found)
 
     # --- inner ------------------------------------------------------------------------------
 

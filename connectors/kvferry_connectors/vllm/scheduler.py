@@ -16,6 +16,7 @@ from kvferry.node.keys import load_key
 from kvferry.node.outbox import Outbox
 from kvferry.node.settings import NodeSettings
 from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm.admissions import Admissions
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.items import Arrived, Finished, Step
@@ -50,7 +51,6 @@ class SchedulerSide:
         self._incarnation = secrets.token_hex(8)
         self._pulls_allowed = not multi or options.parent_load_failure_policy == "recompute"
         self._problem = compat.one_full_attention_group(kv_cache_config)
-        warnings = self._warnings(multi)
         delay = int(getattr(vllm_config, "max_concurrent_batches", 1))
         self._book = Book(self._block_size, delay=delay)
         self.outbox = Outbox(translate=self._book.translate)
@@ -94,32 +94,24 @@ class SchedulerSide:
             self._table,
             self.agent,
             blocks=kv_cache_config.num_blocks,
-            warnings=warnings,
+            warnings=() if self._pulls_allowed else (compat.EXPORTS_ONLY,),
         )
         self._exports: Exports | None = None
         self._replies = Replies(name, options, self._joiner)
+        self._admissions = Admissions(self._block_size)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
         self._loads: list[Any] = []
         self._cancels: list[str] = []
         self._mode = "on"
         self._mode_changed = False
+        if not self._pulls_allowed:
+            log.warning("kvferry: %s", compat.EXPORTS_ONLY)
         if self._problem:
             log.warning("kvferry does nothing on this engine: %s", self._problem)
         else:
             self.agent.start()
             self._joiner.start()
-
-    def _warnings(self, multi: bool) -> tuple[str, ...]:
-        if self._pulls_allowed or not multi:
-            return ()
-        text = (
-            "under MultiConnector kvferry only exports, for it cannot see whether failed loads "
-            "are recomputed; set kv_load_failure_policy=recompute at the top level and "
-            "parent_load_failure_policy=recompute in kvferry's own extra config"
-        )
-        log.warning("kvferry: %s", text)
-        return (text,)
 
     # --- binding ----------------------------------------------------------------------------
 
@@ -168,8 +160,11 @@ class SchedulerSide:
         if tracked is None:
             return 0, False
         if self._exports is not None and self._exports.holds_leases():
-            need = (request.num_tokens - local_tokens) // self._block_size + 1
-            self._exports.room_for(need)
+            self._exports.room_for(
+                self._admissions.whole(request),
+                tracked.hashes[: local_tokens // self._block_size],
+                self._admissions.needed(but=tracked.id),
+            )
         if tracked.admitted:
             return 0, False
         tracked.local_tokens = min(local_tokens, tracked.prompt_tokens)
@@ -181,7 +176,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
-        tracked.computing = False
+        self._admissions.allocated(request, tracked)
         if external_tokens > 0:
             first = tracked.local_tokens // self._block_size
             count = external_tokens // self._block_size
@@ -199,12 +194,15 @@ class SchedulerSide:
         """Once per step: tell the workers what is new, and the outbox what was scheduled."""
         now = time.monotonic()
         if output.num_scheduled_tokens:
-            self._note_scheduled(output)
+            self._admissions.scheduled(output, self._requests)
             self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
         if self._exports is not None:
             if self._mode_changed:
                 self._apply_mode()
-            self._exports.each_step()
+            needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
+            if self._exports.holds_leases():
+                needed += self._admissions.needed()
+            self._exports.each_step(needed)
         if self._waiting:
             self._pulls.renew_waiting(list(self._waiting.values()), now)
         meta = FerryMetadata()
@@ -238,6 +236,7 @@ class SchedulerSide:
         if tracked is None:
             return False, None
         self._waiting.pop(tracked.id, None)
+        self._admissions.gone(tracked.id)
         tracked.finished = True
         pull = tracked.pull
         if pull is not None and pull.state is PullState.LOADING:
@@ -282,16 +281,6 @@ class SchedulerSide:
         self.agent.stop()
 
     # --- inner ------------------------------------------------------------------------------
-
-    def _note_scheduled(self, output: Any) -> None:
-        for new in output.scheduled_new_reqs:
-            tracked = self._requests.get(new.req_id)
-            if tracked is not None:
-                tracked.scheduled(new.num_computed_tokens)
-        for resumed in output.scheduled_cached_reqs.resumed_req_ids:
-            tracked = self._requests.get(resumed)
-            if tracked is not None:
-                tracked.computing = True
 
     def _settle(self, tracked: Tracked) -> None:
         pull = tracked.pull

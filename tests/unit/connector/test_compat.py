@@ -82,7 +82,7 @@ def test_the_real_block_pool_has_what_is_needed() -> None:
 
 @pytest.mark.parametrize("missing", ["unpin_blocks", "touch", "blocks"])
 def test_a_block_pool_without_soft_leases_is_refused_by_name(missing: str) -> None:
-    names = ["unpin_blocks", "touch", "free_blocks", "get_num_free_blocks", "blocks"]
+    names = list(compat.POOL_NEEDS)
     pool = SimpleNamespace(**{name: None for name in names if name != missing})
     with pytest.raises(EngineUnsupported, match=f"BlockPool has no '{missing}'"):
         compat.check_block_pool(pool)
