@@ -34,6 +34,21 @@ class TurnFigures:
     request: str
     """The router's id, for ``kvferry explain``."""
 
+    def problems(self) -> list[str]:
+        """What is wrong, in words; empty when all is well."""
+        where = f"conversation {self.conversation}, turn {self.turn}"
+        found = []
+        if self.turn > 1 and not self.pulled_d_to_p:
+            found.append(f"{where}: P pulled nothing")
+        if self.local_tokens:
+            found.append(f"{where}: P's own cache still held {self.local_tokens} tokens")
+        if self.computed_off_tokens != self.prompt_tokens:
+            found.append(
+                f"{where} with reuse off: P computed {self.computed_off_tokens} tokens of "
+                f"{self.prompt_tokens}"
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class CaseFigures:
@@ -133,11 +148,8 @@ class Figures:
         found = [f"{name}: not the reference engine's answer" for name in self.different]
         if not self.compared:
             found.append("no answer was compared with the reference engine's")
-        found += [
-            f"conversation {turn.conversation}, turn {turn.turn}: P pulled nothing"
-            for turn in self.turns
-            if turn.turn > 1 and not turn.pulled_d_to_p
-        ]
+        for turn in self.turns:
+            found += turn.problems()
         found += [
             f"{case.case}: expected {case.expected}, saw {case.line}"
             for case in self.cases

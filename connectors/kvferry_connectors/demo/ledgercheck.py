@@ -79,16 +79,17 @@ async def check_ledger(stack: Stack, lost: list[Counted]) -> LedgerFigures:
         missing_events=tuple(NAMES[k] for k in BLOCK_EVENTS if not events[NAMES[k]]),
         quarantined=undecodable,
         gaps=sum(event.count for _, event in records.of(Gap)),
-        unsettled_transfers=_unsettled(records),
-        unbalanced_requests=_unbalanced(records),
-        engines=tuple(_reconcile(records, one) for one in [*living, *lost]),
+        unsettled_transfers=unsettled(records),
+        unbalanced_requests=unbalanced(records),
+        engines=tuple(reconcile(records, one) for one in [*living, *lost]),
         live_digest=live.digest,
         replay_digest=replayed["digest"],
         position=live.position,
     )
 
 
-def _reconcile(records: Records, one: Counted) -> Reconciled:
+def reconcile(records: Records, one: Counted) -> Reconciled:
+    """The ledger's count of one process life beside vLLM's own."""
     ended = [e for f, e in records.of(RequestEnded) if f.incarnation == one.incarnation]
     ledger = {
         "local_compute": sum(e.computed_tokens for e in ended),
@@ -98,7 +99,7 @@ def _reconcile(records: Records, one: Counted) -> Reconciled:
     return Reconciled(one.node, one.incarnation, ledger, one.sources)
 
 
-def _unsettled(records: Records) -> int:
+def unsettled(records: Records) -> int:
     """Transfers with no outcome, with more than one, or with one that nobody asked for."""
     wanted = {event.transfer for _, event in records.of(Requested) if event.transfer}
     outcomes = Counter(event.transfer for _, event in records.of(Transferred))
@@ -106,7 +107,8 @@ def _unsettled(records: Records) -> int:
     return sum(outcomes[transfer] != 1 for transfer in wanted | outcomes.keys())
 
 
-def _unbalanced(records: Records) -> int:
+def unbalanced(records: Records) -> int:
+    """Requests whose tokens by source do not add up to their prompt."""
     return sum(
         e.local_tokens + e.pulled_tokens + e.computed_tokens != e.prompt_tokens
         for _, e in records.of(RequestEnded)

@@ -22,8 +22,7 @@ from kvferry.core.events import (
 )
 from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
-from kvferry.ledger.jetstream import JetStreamLedger
-from kvferry.ports.log import FACTS_STREAM, Stored
+from kvferry.ports.log import FACTS_STREAM, LogPort, Stored
 from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.settings import PREFILL
 
@@ -69,7 +68,7 @@ def facts_of(stored: Stored) -> list[Fact]:
 class Records:
     """Follows the facts stream. Use as an async context manager."""
 
-    def __init__(self, ledger: JetStreamLedger) -> None:
+    def __init__(self, ledger: LogPort) -> None:
         self._ledger = ledger
         self.facts: list[Fact] = []
         self.undecodable = 0

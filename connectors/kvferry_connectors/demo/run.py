@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvferry.errors import LedgerError
 from kvferry_connectors.demo.arms import hold_conversations
 from kvferry_connectors.demo.asking import Asker
 from kvferry_connectors.demo.cases import Cases
@@ -62,9 +63,16 @@ async def run_demo(settings: DemoSettings, screen: Screen) -> Figures:
         try:
             async with running(settings, run, model, screen) as stack:
                 figures = await _converse(stack, reference)
+        except LedgerError as error:
+            raise DemoError(f"the ledger fails: {error}", run.logs) from error
         finally:
             await asyncio.shield(reference.stop())
         figures.seconds = screen.seconds
+        if settings.keep:
+            screen.say(
+                f"kept in {run.path}; its ledger can be looked at again with `kvferry up --store "
+                f"{run.path / 'ledger'}`, and then `kvferry events` or `kvferry explain ID`"
+            )
         if figures.problems():
             raise DemoFound(figures, run.logs)
         return figures

@@ -99,6 +99,14 @@ def other_engine() -> LedgerFigures:
         ({"different": ["A2"]}, "A2: not the reference"),
         ({"compared": 0}, "no answer was compared"),
         ({"turns": [turn(1, 0), turn(2, 0)]}, "turn 2: P pulled nothing"),
+        (
+            {"turns": [dataclasses.replace(turn(2, 900), local_tokens=64)]},
+            "P's own cache still held 64",
+        ),
+        (
+            {"turns": [dataclasses.replace(turn(2, 900), computed_off_tokens=100)]},
+            "with reuse off: P computed 100 tokens of 1000",
+        ),
         ({"cases": [case(False)]}, "expected 900 tokens pulled, saw pulled=900"),
         ({"ledger": None}, "ledger was not checked"),
         ({"ledger": ledger(missing_events=("evicted",))}, "no evicted event"),
@@ -139,7 +147,8 @@ def test_the_document_has_the_promised_keys() -> None:
 
 def test_the_tables_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
     figures = good()
-    figures.turns.append(dataclasses.replace(turn(3, 99_000), prompt_tokens=100_000))
+    long = dataclasses.replace(turn(3, 99_000), prompt_tokens=100_000, computed_off_tokens=100_000)
+    figures.turns.append(long)
     figures.explained = "[not markup] " + "x" * 100
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
     print_figures(console, figures, DemoSettings(folder=tmp_path, cache=tmp_path))
