@@ -68,13 +68,15 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--nixl", action="store_true")
     parser.add_argument("--fragment", type=int, default=240)
+    parser.add_argument("--pool", default="36G", help="KV cache of each engine")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(options.out)
-    share = "0.42" if options.nixl else "0.8"
+    # A fixed pool, for two engines that start on one GPU disturb each other's memory profile.
     shared = ["--load-format", "dummy", "--max-model-len", "70000"]
-    shared += ["--gpu-memory-utilization", share, "--max-num-batched-tokens", "16384"]
+    shared += ["--kv-cache-memory-bytes", options.pool, "--gpu-memory-utilization", "0.3"]
+    shared += ["--max-num-batched-tokens", "16384"]
     families = [Family(FERRY, nixl=False)]
     try:
         bench.ledger()
