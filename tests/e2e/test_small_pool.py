@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import BLOCK, StartEngine, free_again, joined, prompt
+from tests.e2e.conservation import check
 from tests.e2e.engine import Answer, EngineProcess
 from tests.e2e.plane import Plane, Recorded, of
 
@@ -168,3 +169,4 @@ def test_conversations_over_a_prefill_engine_that_leases_almost_everything(
     )
     assert {e.reason for e in of(seen, Evicted) if "L" in e.offer} >= {"pressure", "expired"}
     assert not of(seen, PinEnded, how="deadline")
+    check(plane, (fleet.p0, fleet.p9, fleet.d0))
