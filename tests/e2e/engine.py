@@ -41,6 +41,7 @@ class Answer:
     tokens: list[int]
     reason: str
     params: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
     choices: list[list[int]] = field(default_factory=list)
     """The tokens of each sample, where ``n`` asked for several."""
 
@@ -164,12 +165,16 @@ class EngineProcess:
             os.kill(self.pid, signal.SIGKILL)
         self._process.join(30)
 
-    def stop(self) -> None:
-        """Ask the engine to shut down; kill it when it does not."""
+    def ask_to_stop(self) -> None:
+        """Ask the engine to shut down and do not wait, so that several do it at the same time."""
         if self._process.is_alive():
             with contextlib.suppress(BrokenPipeError, OSError):
                 self._pipe.send(("stop",))
-            self._process.join(30)
+
+    def stop(self) -> None:
+        """Ask the engine to shut down; kill it when it does not."""
+        self.ask_to_stop()
+        self._process.join(30)
         if self._process.is_alive():
             self.kill()
         self._pipe.close()
@@ -277,6 +282,7 @@ class _Child:
             list(completion.token_ids),
             str(completion.finish_reason),
             dict(output.kv_transfer_params or {}),
+            str(completion.text),
             [list(sample.token_ids) for sample in output.outputs],
         )
         self.pipe.send(("answer", (output.request_id, answer)))
@@ -285,9 +291,12 @@ class _Child:
         self, request: str, prompt: Any, tokens: int, kvferry: Any, salt: Any, sampling: Any
     ) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         extra = {"kv_transfer_params": {"kvferry": kvferry}} if kvferry is not None else None
         given = {"temperature": 0.0, "ignore_eos": True, **sampling}
+        if sampling.get("n", 1) > 1:  # One answer with every sample in it.
+            given["output_kind"] = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(max_tokens=tokens, extra_args=extra, **given)
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt:
@@ -355,10 +364,6 @@ class _Child:
     def probe_requests(self) -> int:
         return len(self.core.scheduler.requests)
 
-    def probe_computed(self) -> dict[str, int]:
-        """Tokens with KV of each request that is in the engine."""
-        return {name: one.num_computed_tokens for name, one in self.core.scheduler.requests.items()}
-
     def probe_outbox(self) -> dict[str, Any]:
         box = self.side.outbox
         return {lane: box.counts(lane) for lane in ("facts", "blocks")}
@@ -392,8 +397,9 @@ class _Child:
     def probe_steps(self) -> int:
         return self.steps
 
-    def probe_reset(self) -> bool:
-        return bool(self.core.scheduler.reset_prefix_cache(reset_connector=True))
+    def probe_reset(self, connector: bool = True) -> bool:
+        """Reset the prefix cache; with ``connector`` the connector is told as well."""
+        return bool(self.core.scheduler.reset_prefix_cache(reset_connector=connector))
 
     def probe_sources(self) -> dict[str, float]:
         """vLLM's own prompt-token counters by source."""
