@@ -76,8 +76,8 @@ class Pulls:
     def answer(self, tracked: Tracked, local_tokens: int) -> int | None:
         """Tokens to pull beyond the local ones; None while the answer is not known yet."""
         pull = tracked.pull
-        if pull is None or pull.state is PullState.ENDED:
-            return 0
+        if pull is None or pull.cancelled or pull.state is PullState.ENDED:
+            return 0  # A grant may still arrive after we gave up; it changes nothing.
         if pull.state is PullState.LOOKING:
             if time.monotonic() < pull.answer_by:
                 return None
@@ -154,7 +154,7 @@ class Pulls:
     def drop(self, tracked: Tracked, miss: str) -> None:
         """The pull will not be used: free the source's pin and our reserved slot."""
         pull = tracked.pull
-        if pull is None or pull.state in (PullState.ENDED, PullState.LOADING):
+        if pull is None or pull.cancelled or pull.state in (PullState.ENDED, PullState.LOADING):
             return
         pull.cancelled = True
         pull.state = PullState.ENDED

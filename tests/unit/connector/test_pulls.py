@@ -60,6 +60,18 @@ def test_a_late_plan_ends_the_wait() -> None:
     assert desk.pulls.answer(one, 0) == 0
 
 
+def test_a_grant_that_arrives_after_we_gave_up_changes_nothing() -> None:
+    desk = Desk()
+    one = desk.begin(tracked("r", HASHES))
+    assert one.pull is not None
+    one.pull.answer_by = time.monotonic()
+    assert desk.pulls.answer(one, 0) == 0
+    desk.found(one, 8)
+    assert desk.pulls.answer(one, 0) == 0
+    desk.pulls.drop(one, "unused")
+    assert (one.miss, desk.looker.freed) == ("plan_late", 1)
+
+
 @pytest.mark.parametrize(
     ("granted", "local", "miss"),
     [(8, 8, "local"), (3, 3, "local"), (2, 5, "local"), (0, 0, "too_short")],

@@ -1,0 +1,147 @@
+"""The worker side: each load is reported exactly once, whatever the puller does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvferry.node.puller import PullJob, PullResult
+from kvferry.ports.backend import Verify
+from kvferry_connectors.vllm.metadata import FerryMetadata, LoadJob, SessionIdentity
+from kvferry_connectors.vllm.options import parse
+from kvferry_connectors.vllm.worker import WorkerSide
+
+ME = SessionIdentity("p0", "tiny-0123456789ab", "b" * 16, {})
+
+
+class Puller:
+    """Takes jobs; the test says how they end."""
+
+    def __init__(self) -> None:
+        self.jobs: list[PullJob] = []
+        self.cancelled: list[str] = []
+        self.ready: list[PullResult] = []
+        self.pin_ms = 0
+        self.closed = False
+
+    def submit(self, job: PullJob) -> None:
+        self.jobs.append(job)
+
+    def cancel(self, transfer: str) -> None:
+        self.cancelled.append(transfer)
+
+    def take(self) -> list[PullResult]:
+        taken, self.ready = self.ready, []
+        return taken
+
+    def close(self) -> None:
+        self.closed = True
+
+    def end(self, name: str, *, ok: bool = True, failed: tuple[int, ...] = ()) -> None:
+        self.ready.append(
+            PullResult(transfer=f"t.{name}", request=name, ok=ok, failed_blocks=failed)
+        )
+
+
+class Bench:
+    """Rank 1 of 2."""
+
+    def __init__(self) -> None:
+        self.puller = Puller()
+        config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1, world_size=2))
+        options = parse({"key": "hex:" + "5a" * 32, "verify": "full", "pin_ms": 777})
+        self.side = WorkerSide(config, None, options, make_puller=self._make)
+
+    def _make(self, client: Any, backends: Any, *, pin_ms: int) -> Any:
+        self.puller.pin_ms = pin_ms
+        return self.puller
+
+    def load(self, *names: str, cancels: tuple[str, ...] = ()) -> None:
+        jobs = [
+            LoadJob(
+                transfer=f"t.{name}",
+                request=name,
+                address="127.0.0.1:1",
+                incarnation="a" * 16,
+                hashes=(bytes(32), bytes([1]) * 32),
+                start=3,
+                target_blocks=(8, 9),
+                deadline_ms=1500,
+            )
+            for name in names
+        ]
+        self.side.take(FerryMetadata(ME, jobs, [f"t.{name}" for name in cancels]))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_job_carries_what_the_scheduler_ordered(bench: Bench) -> None:
+    bench.load("a")
+    (job,) = bench.puller.jobs
+    assert (job.rank, job.ranks, job.verify, job.deadline_s) == (1, 2, Verify.FULL, 1.5)
+    assert (job.start, job.target_blocks, len(job.hashes)) == (3, (8, 9), 2)
+    assert bench.puller.pin_ms == 777
+
+
+def test_each_load_is_reported_once(bench: Bench) -> None:
+    bench.load("a", "b")
+    assert bench.side.finished() == set()
+    bench.puller.end("b")
+    assert bench.side.finished() == {"b"}
+    assert bench.side.finished() == set()
+    bench.puller.end("b")  # A repetition, and one that nobody ordered: an unknown report kills.
+    bench.puller.end("x")
+    bench.puller.end("a")
+    assert bench.side.finished() == {"a"}
+
+
+def test_an_order_that_is_repeated_runs_once(bench: Bench) -> None:
+    bench.load("a")
+    bench.load("a")
+    assert len(bench.puller.jobs) == 1
+
+
+def test_failed_blocks_come_with_their_report_and_once(bench: Bench) -> None:
+    bench.load("a", "b")
+    bench.puller.end("a", ok=False, failed=(8, 9))
+    bench.puller.end("b", failed=(11,))
+    assert bench.side.failed_blocks() == set()
+    assert bench.side.finished() == {"a", "b"}
+    assert bench.side.failed_blocks() == {8, 9, 11}
+    assert bench.side.failed_blocks() == set()
+
+
+def test_results_go_to_the_scheduler_with_our_rank_once(bench: Bench) -> None:
+    bench.load("a")
+    bench.puller.end("a", ok=False)
+    bench.side.finished()
+    meta = bench.side.worker_meta(hello=False)
+    assert meta is not None
+    ((rank, ok, request),) = [(r.rank, r.ok, r.request) for r in meta.results]
+    assert (rank, ok, request) == (1, False, "a")
+    assert bench.side.worker_meta(hello=False) is None
+
+
+def test_only_open_loads_are_cancelled(bench: Bench) -> None:
+    bench.load(cancels=("a",))
+    assert bench.puller.cancelled == []
+    bench.load("a")
+    bench.load(cancels=("a", "x"))
+    assert bench.puller.cancelled == ["t.a"]
+    bench.puller.end("a", ok=False)
+    assert bench.side.finished() == {"a"}
+    bench.load(cancels=("a",))
+    assert bench.puller.cancelled == ["t.a"]
+
+
+def test_closing_closes_the_puller(bench: Bench) -> None:
+    bench.side.close()
+    assert not bench.puller.closed  # There was none yet.
+    bench.load("a")
+    bench.side.close()
+    assert bench.puller.closed
