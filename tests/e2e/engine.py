@@ -364,6 +364,11 @@ class _Child:
     def probe_requests(self) -> int:
         return len(self.core.scheduler.requests)
 
+    def probe_computed(self) -> int:
+        """Most tokens that a living request has computed."""
+        requests = self.core.scheduler.requests.values()
+        return max((int(request.num_computed_tokens) for request in requests), default=0)
+
     def probe_outbox(self) -> dict[str, Any]:
         box = self.side.outbox
         return {lane: box.counts(lane) for lane in ("facts", "blocks")}
