@@ -20,7 +20,7 @@ from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.settings import HOST, MODEL_NAME, DemoSettings
 
 HEALTH_EVERY_S = 0.25
-SHUTDOWN_S = 5
+SHUTDOWN_S = 10
 SOURCE = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.M)
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 ENVIRONMENT = {
@@ -172,7 +172,7 @@ class Engine:
             *("--block-size", str(settings.block)),
             *("--kv-cache-memory-bytes", str(settings.pool_bytes(self._pool))),
             *("--prefix-caching-hash-algo", "sha256_cbor"),
-            # vLLM's default of 0 kills the engine core before it can say goodbye.
+            # vLLM's default of 0 kills the engine core before kvferry can write node_closed.
             *("--shutdown-timeout", str(SHUTDOWN_S)),
             *("--kv-transfer-config", json.dumps(connector)),
         ]

@@ -53,7 +53,7 @@ class DemoSettings:
     answer_s: float = 120.0
     ledger_s: float = 20.0
     """For what a turn did to be in the ledger."""
-    stop_s: float = 10.0
+    stop_s: float = 15.0
     """For a process to stop when asked; then it is killed."""
     plan_ms: int = 1_000
     """For a plan. kvferry's own default is meant for engines that have cores to themselves."""
