@@ -63,6 +63,14 @@ def engine_starter(model: Path, url: str, made: list[EngineProcess]) -> StartEng
     return start
 
 
+def stop_all(engines: list[EngineProcess]) -> None:
+    """Stop these engines, all at the same time."""
+    for engine in engines:
+        engine.ask_to_stop()
+    for engine in engines:
+        engine.stop()
+
+
 @pytest.fixture(scope="session")
 def reference(model: Path) -> Iterator[EngineProcess]:
     """One engine without kvferry: what every answer must equal."""
@@ -102,8 +110,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Pair
         joined(both.p0, both.d0)
         yield both
     finally:
-        for engine in made:
-            engine.stop()
+        stop_all(made)
         plane.stop()
 
 
@@ -114,8 +121,7 @@ def start_engine(plane: Plane, model: Path) -> Iterator[StartEngine]:
     try:
         yield engine_starter(model, plane.url, made)
     finally:
-        for engine in made:
-            engine.stop()
+        stop_all(made)
 
 
 def joined(*engines: EngineProcess) -> None:
