@@ -14,6 +14,7 @@ from tests.e2e.relay import Relay
 
 from kvferry.core.events import (
     Event,
+    NodeClosed,
     PinEnded,
     Requested,
     RequestEnded,
@@ -144,10 +145,13 @@ def test_target_aborts_while_the_source_reuses_the_blocks(
 def test_source_aborts_the_request_that_made_the_blocks(
     fleet: Fleet, reference: EngineProcess, plane: Plane
 ) -> None:
-    """An aborted request's blocks are offered too; a second abort in mid-read does no harm."""
-    text = prompt(230, 700)
-    fleet.p0.add("d-p1", text, tokens=2000)
-    fleet.p0.until("computed", lambda tokens: max(tokens.values(), default=0) > 700)
+    """An aborted request's blocks are offered too; a second abort in mid-read does no harm.
+
+    The prompt is long, so that a plan moves it on any machine.
+    """
+    text = prompt(230, 2500)
+    fleet.p0.add("d-p1", text, tokens=1000)
+    fleet.p0.until("computed", lambda tokens: tokens > 2500)
     fleet.p0.abort("d-p1")
     idle(fleet.p0)
     about(plane, Retained, "d-p1")
@@ -156,14 +160,14 @@ def test_source_aborts_the_request_that_made_the_blocks(
     fleet.relay.stall_after(2 * BLOCK * 1024)
     fleet.d0.add("d-1", text, tokens=8)
     fleet.relay.wait_held()
-    fleet.p0.add("d-p2", text, tokens=2000)
-    fleet.p0.until("computed", lambda tokens: max(tokens.values(), default=0) > 700)
+    fleet.p0.add("d-p2", text, tokens=1000)
+    fleet.p0.until("computed", lambda tokens: tokens > 2500)
     fleet.p0.abort("d-p2")
     idle(fleet.p0)
     fleet.relay.carry()
     answer = fleet.d0.answer("d-1")
     assert answer.tokens == reference.run("d", text, tokens=8).tokens
-    assert answer.report["pulled"] == 700 // BLOCK * BLOCK
+    assert answer.report["pulled"] == 2500 // BLOCK * BLOCK
     assert about(plane, RequestEnded, "d-p1").outcome == "aborted"
     assert pin_of(plane, about(plane, Transferred, "d-1").transfer).how == "intact"
 
@@ -234,3 +238,25 @@ def test_nothing_leaked_and_the_books_balance(fleet: Fleet, plane: Plane) -> Non
     assert {p.how for p in of(facts, PinEnded) if p.granted} == {"intact", "void", "abort"}
     for engine in (fleet.p0, fleet.d0):
         conservation.blocks_return(engine, fleet.free[engine.name])
+
+
+def test_a_source_is_stopped_in_mid_read(
+    fleet: Fleet, reference: EngineProcess, plane: Plane
+) -> None:
+    """A clean stop ends its pins in the ledger; the reader recomputes."""
+    text = prompt(280, 900)
+    first = fleet.p0.run("h-p", text, tokens=2)
+    fleet.relay.stall_after(3 * BLOCK * 1024)
+    fleet.d0.add("h-1", text, tokens=8, kvferry={"hint": first.hint})
+    fleet.relay.wait_held()
+    fleet.p0.stop()
+    fleet.relay.cut()
+    answer = fleet.d0.answer("h-1")
+    assert answer.tokens == reference.run("h", text, tokens=8).tokens
+    assert answer.report["pulled"] == 0
+    failed = about(plane, TransferFailed, "h-1")
+    assert (failed.stage, failed.reason) == ("read", "unreachable")
+    assert pin_of(plane, failed.transfer).how == "closed"
+    facts = conservation.check(plane, [fleet.d0])
+    assert isinstance([r.event for r in facts if r.node == "p0"][-1], NodeClosed)
+    conservation.blocks_return(fleet.d0, fleet.free["d0"])
