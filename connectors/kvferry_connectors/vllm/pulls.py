@@ -225,10 +225,10 @@ class Pulls:
 
     def _too_little(self, tracked: Tracked, granted: int, local_tokens: int) -> str:
         """Why a pull of ``granted`` blocks is not worth its while; empty when it is."""
-        blocks = min(granted, tracked.prompt_blocks)
-        if blocks * self._block_size - local_tokens >= max(
-            self._block_size, self._options.min_pull_tokens
-        ):
+        # One prompt token is computed in any case. So who has all but the last block, or all of
+        # it (of which the engine then counts all but the last), asks nobody for that block.
+        covered = min(granted * self._block_size, tracked.prompt_tokens - 1)
+        if covered - local_tokens >= max(self._block_size, self._options.min_pull_tokens):
             return ""
         return "local" if local_tokens else "too_short"
 

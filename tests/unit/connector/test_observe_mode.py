@@ -102,12 +102,12 @@ def chain(blocks: int, word: str = "x") -> list[bytes]:
     return [f"{word}{i}".encode().ljust(32, b".") for i in range(blocks)]
 
 
-def request(blocks: int = 10, hint: Any = None, name: str = "r") -> Tracked:
+def request(blocks: int = 10, hint: Any = None, name: str = "r", tail: int = 3) -> Tracked:
     raw = SimpleNamespace(
         request_id=name,
         kv_transfer_params={"kvferry": {"hint": hint, "session": "s"}},
         block_hashes=chain(blocks),
-        num_prompt_tokens=blocks * BLOCK + 3,
+        num_prompt_tokens=blocks * BLOCK + tail,
     )
     return Tracked(raw, BLOCK, 0.0, True)
 
@@ -154,6 +154,18 @@ def test_what_is_here_already_would_not_have_been_pulled(target: Target) -> None
     target.admit(one, local=8 * BLOCK)
     (event,) = target.recorded()
     assert event.miss == "local"
+
+
+@pytest.mark.parametrize(("tail", "local", "miss"), [(0, 9, "local"), (0, 8, ""), (1, 9, "")])
+def test_the_token_that_is_computed_in_any_case_is_not_worth_a_block(
+    target: Target, tail: int, local: int, miss: str
+) -> None:
+    one = request(10, tail=tail)
+    target.begin(one)
+    target.plans.answer(plan(10))
+    target.admit(one, local=local * BLOCK)
+    (event,) = target.recorded()
+    assert event.miss == (miss or "observe")
 
 
 def test_a_request_that_ends_before_its_plan_is_recorded_once(target: Target) -> None:
