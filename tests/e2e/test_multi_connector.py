@@ -141,7 +141,7 @@ def test_untold_it_only_exports_and_says_so(
     done = plane.cli("status", "--json")
     document = json.loads(done.stdout)
     warnings = {
-        node["node"]: " ".join(node["warnings"])
+        node["name"]: " ".join(node["warnings"])
         for space in document["spaces"].values()
         for node in space["nodes"]
     }
