@@ -8,15 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
-
-from kvferry.node.agent import NodeAgent
 from kvferry.node.export import ExportTable
 from kvferry.node.keys import load_key
 from kvferry.node.outbox import Outbox
-from kvferry.node.settings import NodeSettings
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.admissions import Admissions
+from kvferry_connectors.vllm.agents import node_agent
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.items import Arrived, Finished, Step
@@ -37,6 +34,8 @@ OUTCOMES = {
     "FINISHED_LENGTH_CAPPED": "length",
     "FINISHED_ABORTED": "aborted",
 }
+ROOM_BLOCKS = 32
+"""Freed at once where a running request found no block: it and its like soon need more."""
 
 
 class SchedulerSide:
@@ -55,19 +54,7 @@ class SchedulerSide:
         self._book = Book(self._block_size, delay=delay)
         self.outbox = Outbox(translate=self._book.translate)
         name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
-        self.agent = NodeAgent(
-            msgspec.convert(
-                {
-                    "nats_url": options.nats_url,
-                    "node": name,
-                    "plan_deadline_ms": float(options.plan_deadline_ms),
-                    **options.nats_credentials,
-                },
-                NodeSettings,
-            ),
-            self.outbox,
-            on_mode=self._on_mode,
-        )
+        self.agent = node_agent(options, name, self.outbox, self._on_mode)
         self._table = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvferry-peer")
         looker = Looker(
@@ -265,7 +252,7 @@ class SchedulerSide:
         """The scheduler could not allocate: end leases rather than preempt somebody."""
         if self._exports is None or not self._exports.holds_leases():
             return False
-        return self._exports.make_room(self._block_size)
+        return self._exports.make_room(ROOM_BLOCKS)
 
     def reset_cache(self) -> bool:
         """The engine's cache was reset: nothing that we offered is there any more."""

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.daemon.support import SPACE
 from tests.unit.replay.writer import DECODE, PREFILL, TURN, Records, write_conversation
 
-import kvferry.core.events
+import kvferry.core.events.transfers
 from kvferry.core.events import NodeLeft, Requested, RequestEnded
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import facts_subject
@@ -115,7 +115,7 @@ async def test_a_request_that_went_with_its_node_is_told_so() -> None:
 
 
 def test_every_documented_miss_word_has_a_meaning_and_a_cure() -> None:
-    text = Path(kvferry.core.events.__file__).read_text()
+    text = Path(kvferry.core.events.transfers.__file__).read_text()
     documented = text.split("``miss`` says why:")[1].split('"""')[0]
     named = {word.partition("@")[0] for word in re.findall(r"``([a-z_@N]+)``", documented)}
     assert len(named) >= 18

@@ -1,0 +1,34 @@
+"""The node agent of an engine, from the connector's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvferry.errors import ConfigError
+from kvferry.node.agent import NodeAgent
+from kvferry.node.outbox import Outbox
+from kvferry.node.settings import NodeSettings
+from kvferry_connectors.vllm.options import Options
+
+
+def node_agent(
+    options: Options, node: str, outbox: Outbox, on_mode: Callable[[str], None]
+) -> NodeAgent:
+    """An agent that is not started yet.
+
+    Raises:
+        ConfigError: the node's name or a credential cannot be used.
+    """
+    wanted = {
+        "nats_url": options.nats_url,
+        "node": node,
+        "plan_deadline_ms": float(options.plan_deadline_ms),
+        **options.nats_credentials,
+    }
+    try:
+        settings = msgspec.convert(wanted, NodeSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}") from error
+    return NodeAgent(settings, outbox, on_mode=on_mode)

@@ -1,0 +1,42 @@
+"""What happened to requests and turns."""
+
+from __future__ import annotations
+
+from kvferry.core.events.base import Event
+
+
+class RequestEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A request left the engine; local + pulled + computed = prompt tokens."""
+
+    request: str
+    external_id: str = ""
+    session: str = ""
+    prompt_tokens: int = 0
+    local_tokens: int = 0
+    pulled_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    ttft_ms: float = 0.0
+    outcome: str = "stop"
+    """``stop``, ``length``, ``aborted``, ``error``."""
+    source: str = ""
+    miss: str = ""
+    pull_ms: float = 0.0
+
+
+class TurnEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A router answered one turn; joins the ids of both engines."""
+
+    request: str
+    session: str = ""
+    prefill_node: str = ""
+    decode_node: str = ""
+    prefill_request: str = ""
+    decode_request: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    outcome: str = "ok"
+    reuse: str = ""
+    """The ``x-kvferry`` header as the client saw it."""

@@ -1,0 +1,87 @@
+"""What happened to transfers: requested, transferred or failed, and the pin at the source."""
+
+from __future__ import annotations
+
+from kvferry.core.events.base import Event
+
+
+class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A target wants a run: the plan it uses with its numbers, or why none (the miss).
+
+    ``transfer`` is empty for a miss, and then ``miss`` says why: ``nothing_held``,
+    ``diverged@N`` (N is the token), ``node_left``, ``space_mismatch``, ``bad_hint``,
+    ``expired_hint``, ``not_offered``, ``too_dear``, ``too_short``, ``paused``, ``observe``,
+    ``plan_late``, ``no_coordinator``, ``peer_unreachable``, ``unshareable``, ``policy_unset``,
+    ``outbox_full``, ``local``, ``reuse_off``, ``unused``, ``aborted``. A request whose
+    transfer failed ends with ``transfer_failed``.
+    """
+
+    request: str
+    transfer: str = ""
+    source: str = ""
+    source_incarnation: str = ""
+    wanted: int = 0
+    """Full blocks of the prompt."""
+    local_tokens: int = 0
+    granted: int = 0
+    """Blocks that the source granted, counted from the prompt's first block."""
+    backend: str = ""
+    basis: str = ""
+    """``hint`` or ``plan``."""
+    predicted_ms: float = 0.0
+    recompute_ms: float = 0.0
+    options: tuple[str, ...] = ()
+    """The sources that the plan offered."""
+    miss: str = ""
+    session: str = ""
+    external_id: str = ""
+
+
+class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A run arrived, its source answered ``intact``, and the request uses it."""
+
+    transfer: str
+    request: str
+    source: str
+    start: int
+    count: int
+    tokens: int
+    bytes: int
+    backend: str
+    pin_ms: float = 0.0
+    read_ms: float = 0.0
+    settle_ms: float = 0.0
+    total_ms: float = 0.0
+    verify: str = "off"
+    verified_blocks: int = 0
+
+
+class TransferFailed(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A transfer ended without use; the request recomputes.
+
+    ``stage``: ``pin``, ``read``, ``settle``, ``use``. ``reason``: ``void``, ``digest``,
+    ``refused``, ``unreachable``, ``deadline``, ``aborted``, ``error``, ``node_left``,
+    ``unused`` (the scheduler took fewer tokens than offered).
+    """
+
+    transfer: str
+    request: str
+    source: str
+    stage: str
+    reason: str
+    detail: str = ""
+    fence: str = ""
+    """How the backend was made unable to touch the blocks again, for example ``socket_closed``."""
+    total_ms: float = 0.0
+
+
+class PinEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A source's view of a pin's end. ``how``: ``intact``, ``void``, ``abort``, ``deadline``,
+    ``refused``, ``closed``."""
+
+    transfer: str
+    target: str
+    granted: int
+    how: str
+    held_ms: float = 0.0
+    detail: str = ""
