@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from kvferry.core.events import BLOCKS, Event, Produced, RequestEnded
-from kvferry.node.agent import NodeAgent
-from kvferry.node.outbox import Outbox
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.outbox.outbox import Outbox
 
 SIZES = (64, 128, 256, 512)
 TAIL = bytes(32)

@@ -18,8 +18,8 @@ from tests.e2e.engine import Answer, EngineProcess
 from tests.e2e.plane import Plane, of
 
 from kvferry.core.events import Requested, Retained, TransferFailed, Transferred
-from kvferry.node.hints import Hint, HintBook
-from kvferry.node.keys import load_key
+from kvferry.node.peers.hints import Hint, HintBook
+from kvferry.node.peers.keys import load_key
 
 OTHER_KEY = bytes(32)
 PROMPT = 640

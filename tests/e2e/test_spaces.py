@@ -14,10 +14,10 @@ from tests.e2e.plane import Plane
 
 from kvferry.core.state import NodeState
 from kvferry.errors import PeerRefused
-from kvferry.node.keys import load_key
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.session import PeerIdentity
-from kvferry.node.wire import Pin
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.keys import load_key
+from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.peers.wire import Pin
 
 PROMPT = 640
 DIFFERENCES = {

@@ -10,8 +10,8 @@ from kvferry.core.events import TurnEnded
 from kvferry.ids import ROUTER_SPACE
 
 if TYPE_CHECKING:
-    from kvferry.node.agent import NodeAgent
-    from kvferry.node.outbox import Outbox
+    from kvferry.node.agent.agent import NodeAgent
+    from kvferry.node.outbox.outbox import Outbox
 
 _STOP_S = 5.0
 
@@ -27,9 +27,9 @@ class RouterLedger:
     def open(cls, nats_url: str, node: str) -> RouterLedger:
         """Starts the agent. Returns at once, whatever the ledger does."""
         # Imported here, so that a router without a ledger runs without NATS.
-        from kvferry.node.agent import NodeAgent
-        from kvferry.node.outbox import Outbox
-        from kvferry.node.settings import Identity, NodeSettings
+        from kvferry.node.agent.agent import NodeAgent
+        from kvferry.node.agent.settings import Identity, NodeSettings
+        from kvferry.node.outbox.outbox import Outbox
 
         outbox = Outbox()
         agent = NodeAgent(NodeSettings(nats_url=nats_url, node=node), outbox)

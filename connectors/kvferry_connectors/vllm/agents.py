@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from kvferry.errors import ConfigError
-from kvferry.node.agent import NodeAgent
-from kvferry.node.outbox import Outbox
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.options import Options
 
 

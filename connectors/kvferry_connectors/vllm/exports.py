@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvferry.node.export import ExportTable
-from kvferry.node.leases import LeaseTable
-from kvferry.node.outbox import Outbox
+from kvferry.node.export.leases import LeaseTable
+from kvferry.node.export.table import ExportTable
+from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.items import Cleared, Leased, LeaseEnded, Offered, Reused
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Tracked

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 from kvferry.errors import ConfigError
-from kvferry.node.agent import Identity, NodeAgent
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.hints import HintBook
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.session import PeerIdentity
+from kvferry.node.agent.agent import Identity, NodeAgent
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.hints import HintBook
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.session import PeerIdentity
 from kvferry_connectors.vllm.metadata import RankHello, SessionIdentity
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.space import limits, scheduler_components, space_id

@@ -10,10 +10,10 @@ from concurrent.futures import Executor
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
 from kvferry.errors import PeerRefused, PeerUnreachable
 from kvferry.ids import sample_stride, short_hashes
-from kvferry.node.hints import Hint
-from kvferry.node.outbox import Outbox
-from kvferry.node.plans import PlanClient
-from kvferry.node.wire import Abort, Granted, Pin, Renew
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.hints import Hint
+from kvferry.node.peers.wire import Abort, Granted, Pin, Renew
+from kvferry.node.plans.client import PlanClient
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 

@@ -11,8 +11,8 @@ import logging
 import time
 
 from kvferry.core.events import Requested
-from kvferry.node.hints import Hint, HintRefused
-from kvferry.node.outbox import Outbox
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.hints import Hint, HintRefused
 from kvferry_connectors.vllm.joined import Joined
 from kvferry_connectors.vllm.looking import OBSERVE, Looker, take_hint
 from kvferry_connectors.vllm.metadata import LoadJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kvferry.node.hints import Hint
+from kvferry.node.peers.hints import Hint
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.looking import OBSERVE

@@ -8,9 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvferry.node.export import ExportTable
-from kvferry.node.keys import load_key
-from kvferry.node.outbox import Outbox
+from kvferry.node.export.table import ExportTable
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.keys import load_key
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.admissions import Admissions
 from kvferry_connectors.vllm.agents import node_agent

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kvferry.errors import EngineUnsupported, KVFerryError
-from kvferry.node.keys import load_key
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.pins import verify_grant
-from kvferry.node.puller import Puller, PullJob, PullResult
-from kvferry.node.session import PeerIdentity
+from kvferry.node.export.grants import verify_grant
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.keys import load_key
+from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Backend, Regions, Verify
 from kvferry_backends.registry import create_usable, names
 from kvferry_connectors.vllm import compat

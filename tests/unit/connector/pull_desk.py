@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.unit.connector.support import BLOCK, chain, tracked
 
-from kvferry.node.hints import Hint, HintBook
-from kvferry.node.outbox import Outbox
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.hints import Hint, HintBook
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked

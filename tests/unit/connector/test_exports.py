@@ -9,9 +9,9 @@ from tests.unit.connector.support import chain, tracked
 from vllm.v1.core.block_pool import BlockPool
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.outbox import Outbox
-from kvferry.node.wire import Done, Granted, Pin, Settled
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.wire import Done, Granted, Pin, Settled
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.items import Cleared, Leased, LeaseEnded, Offered, Reused
 from kvferry_connectors.vllm.options import Options

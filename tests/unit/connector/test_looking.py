@@ -12,12 +12,12 @@ from tests.unit.connector.support import BLOCK, chain, tracked
 
 from kvferry.core.events import PinEnded
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.hints import Hint
-from kvferry.node.outbox import Outbox
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.session import PeerIdentity
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.hints import Hint
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.session import PeerIdentity
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked

@@ -11,8 +11,8 @@ import pytest
 
 from kvferry.core.events import FACTS, Requested
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
-from kvferry.node.hints import Hint, HintBook
-from kvferry.node.outbox import Outbox
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.peers.hints import Hint, HintBook
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.pulls import Pulls

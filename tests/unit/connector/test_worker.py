@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.node.puller import PullJob, PullResult
+from kvferry.node.pull.puller import PullJob, PullResult
 from kvferry.ports.backend import Verify
 from kvferry_connectors.vllm.metadata import FerryMetadata, LoadJob, SessionIdentity
 from kvferry_connectors.vllm.options import parse

@@ -16,9 +16,9 @@ from kvferry.core.state import State
 from kvferry.ids import short_hashes
 from kvferry.ledger.codec import decode
 from kvferry.ledger.jetstream import JetStreamLedger, connect
-from kvferry.node.agent import NodeAgent
-from kvferry.node.outbox import Outbox
-from kvferry.node.settings import Identity, NodeSettings
+from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.agent.settings import Identity, NodeSettings
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import FACTS_STREAM, LogPort
 
 BOUND_S = 30.0

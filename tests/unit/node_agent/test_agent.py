@@ -49,12 +49,12 @@ from kvferry.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from kvferry.ledger.codec import encode as encode_batch
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import coord_subject
-from kvferry.node.agent_life import AgentLife
-from kvferry.node.agent_status import AgentStatus
-from kvferry.node.heartbeat import Gauges
-from kvferry.node.outbox import Outbox
-from kvferry.node.plans import PlanClient
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.life import AgentLife
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.agent.status import AgentStatus
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.client import PlanClient
 from kvferry.ports.log import BLOCKS_STREAM, Reply
 
 
@@ -452,7 +452,7 @@ async def test_heartbeats_carry_the_record_and_gauges() -> None:
 async def test_a_part_that_fails_unexpectedly_is_run_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvferry.node.agent_session.RESTART_S", 0.01)
+    monkeypatch.setattr("kvferry.node.agent.session.RESTART_S", 0.01)
     outbox, log = Outbox(), TroubledLog()
     good = log.append_many
     failures = [RuntimeError("a defect"), RuntimeError("a defect")]

@@ -27,7 +27,7 @@ from kvferry.daemon.messages import Query, decode_answer, encode_query
 from kvferry.daemon.settings import CoordinatorSettings
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger
-from kvferry.node.outbox import Outbox
+from kvferry.node.outbox.outbox import Outbox
 
 
 @asynccontextmanager

@@ -37,8 +37,8 @@ from kvferry.core.messages import (
     plan_subject,
 )
 from kvferry.ledger.embedded import EmbeddedServer
-from kvferry.node.agent import NodeAgent
-from kvferry.node.outbox import Outbox
+from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import BLOCKS_STREAM, Reply
 
 REQUEST = PlanRequest(

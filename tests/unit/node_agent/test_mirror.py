@@ -21,7 +21,7 @@ from kvferry.core.events import (
 from kvferry.core.state import OPEN, SpaceState, State
 from kvferry.ids import unpack_short
 from kvferry.ledger.codec import MESSAGE_BYTES_MAX, encode
-from kvferry.node.mirror import Mirror
+from kvferry.node.agent.mirror import Mirror
 
 
 def batch(seq: int, events: list[AnyEvent], epoch: int = 1) -> Batch:

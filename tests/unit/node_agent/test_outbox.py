@@ -11,8 +11,8 @@ from tests.unit.node_agent.support import offer, turn
 
 from kvferry.core.events import BLOCKS, FACTS, Event, Evicted, Produced, Requested
 from kvferry.errors import ConfigError
-from kvferry.node.outbox import Outbox
-from kvferry.node.outbox_items import Hole, Waiting
+from kvferry.node.outbox.items import Hole, Waiting
+from kvferry.node.outbox.outbox import Outbox
 
 
 def produced(number: int) -> Produced:

@@ -19,8 +19,8 @@ from kvferry.core.messages import (
     plan_subject,
 )
 from kvferry.ledger.memory import MemoryLog
-from kvferry.node.plans import PlanClient
-from kvferry.node.plans_replicas import Breaker, Replicas
+from kvferry.node.plans.client import PlanClient
+from kvferry.node.plans.replicas import Breaker, Replicas
 from kvferry.ports.log import Reply
 
 REQUEST = PlanRequest(

@@ -15,8 +15,8 @@ from tests.unit.peers.support import (
     serve,
 )
 
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.server import PeerServer
 
 
 @pytest.fixture

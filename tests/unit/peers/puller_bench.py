@@ -16,9 +16,9 @@ from tests.unit.peers.support import (
     identity,
 )
 
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.puller import Puller, PullJob, PullResult
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Verify
 
 

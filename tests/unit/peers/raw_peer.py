@@ -17,11 +17,11 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.errors import PeerUnreachable
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.session import PeerIdentity
-from kvferry.node.session_frames import FrameSocket
-from kvferry.node.wire import (
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.frames import FrameSocket
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.peers.wire import (
     PROTOCOL,
     AnyFrame,
     Granted,

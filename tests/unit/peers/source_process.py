@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.unit.peers.support import KEY, SOURCE_LIFE, Source, identity
 
-from kvferry.node.peer_server import PeerServer
+from kvferry.node.peers.server import PeerServer
 
 if __name__ == "__main__":
     source = Source()

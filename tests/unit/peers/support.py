@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.session import PeerIdentity
-from kvferry.node.wire import Done, Granted, Pin, Refused
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.peers.wire import Done, Granted, Pin, Refused
 
 KEY = bytes(range(32))
 SPACE = "qwen-0123456789ab"

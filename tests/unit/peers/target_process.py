@@ -23,8 +23,8 @@ from tests.unit.peers.support import (
     identity,
 )
 
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.puller import Puller, PullJob
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.pull.puller import Puller, PullJob
 from kvferry.ports.backend import Verify
 
 

@@ -19,9 +19,9 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.errors import ConfigError, PeerRefused, PeerUnreachable
-from kvferry.node.peer_client import PeerClient, split_address
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.wire import Abort, Done, Granted, Live, Ok, Pin, Renew, Settled
+from kvferry.node.peers.client import PeerClient, split_address
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Ok, Pin, Renew, Settled
 
 
 def test_a_whole_transfer(client: PeerClient, server: PeerServer, source: Source) -> None:

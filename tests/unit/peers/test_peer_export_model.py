@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.peers.support import ManualClock, Source, chain, pin
 
-from kvferry.node.wire import Abort, Done, Granted, Refused, Renew
+from kvferry.node.peers.wire import Abort, Done, Granted, Refused, Renew
 
 CHAINS = [chain(f"c{i}", 3) for i in range(3)]
 BLOCKS = st.integers(0, 8)

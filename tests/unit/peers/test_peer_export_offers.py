@@ -6,8 +6,8 @@ import pytest
 from tests.unit.peers.support import SOURCE_LIFE, Source, chain, pin
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.wire import Done
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.peers.wire import Done
 
 
 class TestOffers:

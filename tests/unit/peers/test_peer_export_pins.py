@@ -4,9 +4,9 @@ import pytest
 from tests.unit.peers.support import SOURCE_LIFE, Source, chain, pin
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.pins import pack_blocks, verify_grant
-from kvferry.node.wire import Abort, Done, Granted, Live, Refused, Renew
+from kvferry.node.export.grants import pack_blocks, verify_grant
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Refused, Renew
 
 
 class TestPins:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.peers.support import BOUND_S, SOURCE_LIFE, chain, pin
 
-from kvferry.node.export import ExportTable, RankEndpoint
-from kvferry.node.wire import Abort, Done, Granted
+from kvferry.node.export.table import ExportTable, RankEndpoint
+from kvferry.node.peers.wire import Abort, Done, Granted
 
 BLOCKS = 64
 RUN = 8

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.peers.support import ManualClock, Source, chain
 
-from kvferry.node.pins import pack_blocks, verify_grant
-from kvferry.node.wire import Abort, Done, Ok, Refused, Renew, Settled
+from kvferry.node.export.grants import pack_blocks, verify_grant
+from kvferry.node.peers.wire import Abort, Done, Ok, Refused, Renew, Settled
 
 
 class TestRepetition:

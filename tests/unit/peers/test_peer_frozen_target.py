@@ -18,7 +18,7 @@ from tests.unit.peers.support import (
     thaw,
 )
 
-from kvferry.node.peer_server import PeerServer
+from kvferry.node.peers.server import PeerServer
 
 
 def _freeze_past_the_deadline(tmp_path: Path, mode: str) -> tuple[str, Source]:

@@ -24,10 +24,10 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.errors import CodecError
-from kvferry.node import session
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.session_frames import FrameSocket, encode_frame
-from kvferry.node.wire import (
+from kvferry.node.peers import session
+from kvferry.node.peers.frames import FrameSocket, encode_frame
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.wire import (
     MAX_FRAME_BYTES,
     Granted,
     Pin,

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from kvferry.node.pins import pack_blocks, sign_grant, unpack_blocks, verify_grant
+from kvferry.node.export.grants import pack_blocks, sign_grant, unpack_blocks, verify_grant
 
 KEY = b"k" * 32
 PACKED = pack_blocks([3, 1, 70_000])

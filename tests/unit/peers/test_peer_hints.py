@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.peers.support import KEY, SPACE
 
-from kvferry.node.hints import Hint, HintBook, HintRefused
+from kvferry.node.peers.hints import Hint, HintBook, HintRefused
 
 NOW_MS = 1_700_000_000_000
 HINT = Hint(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.errors import ConfigError
-from kvferry.node.keys import default_key_path, derive, load_key
+from kvferry.node.peers.keys import default_key_path, derive, load_key
 
 
 def _env(home: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.peers.support import ManualClock
 
-from kvferry.node.leases import LeaseTable
+from kvferry.node.export.leases import LeaseTable
 
 
 @pytest.fixture

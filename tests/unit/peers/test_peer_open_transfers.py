@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tests.unit.peers.support import chain, pin
 
-from kvferry.node.peer_client_open import TRANSFERS_MAX, OpenTransfers
-from kvferry.node.wire import Abort, Done, Renew
+from kvferry.node.peers.client_open import TRANSFERS_MAX, OpenTransfers
+from kvferry.node.peers.wire import Abort, Done, Renew
 
 HASHES = chain("a", 1)
 

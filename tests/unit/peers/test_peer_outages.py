@@ -26,10 +26,10 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.errors import PeerRefused, PeerUnreachable
-from kvferry.node import peer_client_session
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.peer_server import PeerServer
-from kvferry.node.wire import Abort, Done, Granted, Live, Settled
+from kvferry.node.peers import client_session
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.server import PeerServer
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Settled
 
 
 def _restart(server: PeerServer, source: Source, life: str = SOURCE_LIFE) -> PeerServer:
@@ -159,7 +159,7 @@ def test_a_frozen_source_costs_the_timeout_and_is_used_again_afterwards(
 def test_a_session_that_stalled_is_given_up_and_replaced(
     client: PeerClient, other: _SourceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_client_session, "STALLED_S", 0.1)
+    monkeypatch.setattr(client_session, "STALLED_S", 0.1)
     client.call(other.address, pin("t", chain("a", 4)), timeout_s=BOUND_S)
     first = client._peers[other.address].session
     freeze(other.process)

@@ -12,7 +12,7 @@ from tests.unit.peers.support import (
     eventually,
 )
 
-from kvferry.node.pins import pack_blocks, verify_grant
+from kvferry.node.export.grants import pack_blocks, verify_grant
 from kvferry.ports.backend import ReadOutcome
 
 

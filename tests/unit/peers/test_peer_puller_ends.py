@@ -16,8 +16,8 @@ from tests.unit.peers.support import (
     eventually,
 )
 
-from kvferry.node.puller import Puller
-from kvferry.node.wire import Abort, Ok, Pin, Refused, Renew
+from kvferry.node.peers.wire import Abort, Ok, Pin, Refused, Renew
+from kvferry.node.pull.puller import Puller
 
 
 def test_the_pin_is_renewed_while_the_read_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvferry.cli.checks.finding import Finding, fail, ok
-from kvferry.node.keys import KEY_FILE_ENV, default_key_path
+from kvferry.node.peers.keys import KEY_FILE_ENV, default_key_path
 
 DIAL_S = 2.0
 

@@ -13,10 +13,10 @@ import msgspec
 
 from kvferry.core.messages import Announce, PlanAnswer, PlanRequest, encode, plan_subject
 from kvferry.errors import LedgerError
-from kvferry.node.agent_tasks import end_tasks
-from kvferry.node.plans_hedge import Hedge
-from kvferry.node.plans_replicas import Breaker, Replicas
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.agent.tasks import end_tasks
+from kvferry.node.plans.hedge import Hedge
+from kvferry.node.plans.replicas import Breaker, Replicas
 from kvferry.ports.log import BusPort, Reply
 
 logger = logging.getLogger("kvferry.node")

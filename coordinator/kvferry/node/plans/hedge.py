@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvferry.core.messages import PlanAnswer
-from kvferry.node.agent_tasks import end_tasks
+from kvferry.node.agent.tasks import end_tasks
 
 Call = Callable[[str], Coroutine[Any, Any, PlanAnswer | None]]
 """Asks the replica of that name; None when it gives no answer."""

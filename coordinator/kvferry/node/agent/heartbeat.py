@@ -9,8 +9,8 @@ from collections.abc import Callable
 from kvferry.core.events import BLOCKS, FACTS
 from kvferry.core.messages import Heartbeat, encode, heartbeat_subject
 from kvferry.errors import LedgerError
-from kvferry.node.lanes import Record
-from kvferry.node.outbox import Outbox
+from kvferry.node.agent.lanes import Record
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import BusPort
 
 logger = logging.getLogger("kvferry.node")

@@ -10,9 +10,9 @@ from typing import cast
 from kvferry.core.envelope import Entry
 from kvferry.core.events import BLOCKS, AnyEvent
 from kvferry.errors import LedgerError
-from kvferry.node.lanes import LaneWriter, Record
-from kvferry.node.outbox import Outbox
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.lanes import LaneWriter, Record
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import LogPort
 
 logger = logging.getLogger("kvferry.node")

@@ -11,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from kvferry.errors import BackendError, PeerRefused, PeerUnreachable
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.puller_jobs import PullJob, PullResult
-from kvferry.node.wire import Abort, AnyFrame, Done, Granted, Pin, Renew, Settled
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.peers.wire import Abort, AnyFrame, Done, Granted, Pin, Renew, Settled
+from kvferry.node.pull.jobs import PullJob, PullResult
 from kvferry.ports.backend import Backend, Posted, ReadOutcome, ReadRequest
 
 log = logging.getLogger("kvferry.puller")

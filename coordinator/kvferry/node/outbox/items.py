@@ -14,7 +14,7 @@ from kvferry.core.events import (
     TransferFailed,
     Transferred,
 )
-from kvferry.node.settings import Identity
+from kvferry.node.agent.settings import Identity
 
 
 class LaneCounts(msgspec.Struct, frozen=True):

@@ -21,11 +21,11 @@ from kvferry.core.events import (
     Retained,
 )
 from kvferry.errors import LedgerError
-from kvferry.node.lanes import LaneWriter, Record
-from kvferry.node.mirror import Mirror
-from kvferry.node.outbox import Outbox
-from kvferry.node.outbox_items import FactItem, Hole, Rejoin, Waiting
-from kvferry.node.settings import Identity, NodeSettings
+from kvferry.node.agent.lanes import LaneWriter, Record
+from kvferry.node.agent.mirror import Mirror
+from kvferry.node.agent.settings import Identity, NodeSettings
+from kvferry.node.outbox.items import FactItem, Hole, Rejoin, Waiting
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import LogPort
 
 logger = logging.getLogger("kvferry.node")

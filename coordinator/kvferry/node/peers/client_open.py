@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from kvferry.node.wire import Abort, AnyFrame, Done, Pin, Renew
+from kvferry.node.peers.wire import Abort, AnyFrame, Done, Pin, Renew
 
 TRANSFERS_MAX = 4096
 SLACK_MS = 2_000

@@ -13,7 +13,7 @@ from kvferry.core.envelope import Batch, Entry
 from kvferry.errors import CodecError, LedgerError, LedgerUnavailable
 from kvferry.ledger.codec import encode, split
 from kvferry.ledger.subjects import lane_subject
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.settings import NodeSettings
 from kvferry.ports.log import LogPort
 
 logger = logging.getLogger("kvferry.node")

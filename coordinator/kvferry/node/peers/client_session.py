@@ -8,8 +8,8 @@ import time
 from collections import deque
 
 from kvferry.errors import CodecError, PeerError, PeerUnreachable
-from kvferry.node.session_frames import FrameSocket
-from kvferry.node.wire import AnyFrame, Challenge
+from kvferry.node.peers.frames import FrameSocket
+from kvferry.node.peers.wire import AnyFrame, Challenge
 
 log = logging.getLogger("kvferry.peer_client")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import msgspec
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export_offers import Check, Offers
-from kvferry.node.pins import pack_blocks, sign_grant
-from kvferry.node.pins_book import OpenPin, PinBook, PinKey, blocks_of
-from kvferry.node.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
+from kvferry.node.export.grants import pack_blocks, sign_grant
+from kvferry.node.export.offers import Check, Offers
+from kvferry.node.export.pinbook import OpenPin, PinBook, PinKey, blocks_of
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
 
 RANKS_MAX = 1024
 TRANSFER_CHARS_MAX = 256
@@ -38,7 +38,7 @@ class PinDesk:
 
     Attributes:
         ended: pins that ended and were not reported yet; whoever calls takes them out.
-        check: see :attr:`kvferry.node.export.ExportTable.check`.
+        check: see :attr:`kvferry.node.export.table.ExportTable.check`.
     """
 
     def __init__(

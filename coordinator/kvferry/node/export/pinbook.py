@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kvferry.core.events import PinEnded
 from kvferry.core.transfer import PIN_HOW, PIN_TABLE, UNKNOWN, step
-from kvferry.node.wire import Granted
+from kvferry.node.peers.wire import Granted
 
 PinKey = tuple[str, str]
 """(target, transfer): a node can name only its own pins."""

@@ -10,11 +10,11 @@ import time
 from collections import OrderedDict
 
 from kvferry.errors import CodecError, PeerRefused, PeerUnreachable
-from kvferry.node.peer_client_open import OpenTransfers
-from kvferry.node.peer_client_session import ClientSession, SessionBroken
-from kvferry.node.session import PeerIdentity, greet
-from kvferry.node.session_frames import FrameSocket
-from kvferry.node.wire import AnyFrame, Live, Refused
+from kvferry.node.peers.client_open import OpenTransfers
+from kvferry.node.peers.client_session import ClientSession, SessionBroken
+from kvferry.node.peers.frames import FrameSocket
+from kvferry.node.peers.session import PeerIdentity, greet
+from kvferry.node.peers.wire import AnyFrame, Live, Refused
 
 log = logging.getLogger("kvferry.peer_client")
 

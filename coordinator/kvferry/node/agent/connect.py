@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kvferry.ledger.credentials import Credentials
-from kvferry.node.settings import NodeSettings
+from kvferry.node.agent.settings import NodeSettings
 from kvferry.ports.log import BusPort, LogPort
 
 

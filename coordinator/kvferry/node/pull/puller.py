@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from kvferry.node.peer_client import PeerClient
-from kvferry.node.puller_attempt import Attempt, Limits
-from kvferry.node.puller_jobs import PullJob, PullResult
+from kvferry.node.peers.client import PeerClient
+from kvferry.node.pull.attempt import Attempt, Limits
+from kvferry.node.pull.jobs import PullJob, PullResult
 from kvferry.ports.backend import Backend
 
 __all__ = ["PullJob", "PullResult", "Puller"]

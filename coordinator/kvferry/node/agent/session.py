@@ -10,16 +10,16 @@ from kvferry.core.messages import control_subject
 from kvferry.errors import LedgerError
 from kvferry.ledger.credentials import without_secrets
 from kvferry.ledger.subjects import coord_subject
-from kvferry.node.agent_connect import Ledger
-from kvferry.node.agent_inbox import Inbox
-from kvferry.node.agent_status import AgentStatus
-from kvferry.node.agent_tasks import end_tasks
-from kvferry.node.heartbeat import Gauges, HeartbeatLoop
-from kvferry.node.lanes import Record
-from kvferry.node.lanes_blocks import BlocksLane
-from kvferry.node.lanes_facts import FactsLane, Offers
-from kvferry.node.outbox import Outbox
-from kvferry.node.settings import Identity, NodeSettings
+from kvferry.node.agent.connect import Ledger
+from kvferry.node.agent.heartbeat import Gauges, HeartbeatLoop
+from kvferry.node.agent.inbox import Inbox
+from kvferry.node.agent.lanes import Record
+from kvferry.node.agent.lanes_blocks import BlocksLane
+from kvferry.node.agent.lanes_facts import FactsLane, Offers
+from kvferry.node.agent.settings import Identity, NodeSettings
+from kvferry.node.agent.status import AgentStatus
+from kvferry.node.agent.tasks import end_tasks
+from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import Handler
 
 logger = logging.getLogger("kvferry.node")

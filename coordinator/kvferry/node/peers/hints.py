@@ -12,7 +12,7 @@ import msgspec
 
 from kvferry.errors import KVFerryError
 from kvferry.ids import HASH_BYTES
-from kvferry.node.keys import derive
+from kvferry.node.peers.keys import derive
 
 VERSION = 1
 BLOCKS_MAX = 1 << 31

@@ -11,8 +11,8 @@ from kvferry.core.events import NodeLeft
 from kvferry.core.messages import Control
 from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
-from kvferry.node.agent_status import AgentStatus
-from kvferry.node.lanes_facts import FactsLane
+from kvferry.node.agent.lanes_facts import FactsLane
+from kvferry.node.agent.status import AgentStatus
 from kvferry.ports.log import Reply
 
 logger = logging.getLogger("kvferry.node")

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from kvferry.core.messages import ANNOUNCE_SUBJECT
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.credentials import without_secrets
-from kvferry.node.agent_connect import Connect, Ledger
-from kvferry.node.agent_session import Session
-from kvferry.node.agent_status import AgentStatus
-from kvferry.node.agent_tasks import end_tasks
-from kvferry.node.heartbeat import Gauges
-from kvferry.node.lanes_facts import Offers
-from kvferry.node.outbox import Outbox
-from kvferry.node.plans import PlanClient
-from kvferry.node.settings import Identity, NodeSettings
+from kvferry.node.agent.connect import Connect, Ledger
+from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.lanes_facts import Offers
+from kvferry.node.agent.session import Session
+from kvferry.node.agent.settings import Identity, NodeSettings
+from kvferry.node.agent.status import AgentStatus
+from kvferry.node.agent.tasks import end_tasks
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.client import PlanClient
 from kvferry.ports.log import Handler
 
 logger = logging.getLogger("kvferry.node")

@@ -17,9 +17,9 @@ from typing import TypeVar
 import msgspec
 
 from kvferry.errors import CodecError, PeerRefused, PeerUnreachable
-from kvferry.node.keys import derive
-from kvferry.node.session_frames import FrameSocket
-from kvferry.node.wire import PROTOCOL, AnyFrame, Challenge, Hello, Proof, Refused, Welcome
+from kvferry.node.peers.frames import FrameSocket
+from kvferry.node.peers.keys import derive
+from kvferry.node.peers.wire import PROTOCOL, AnyFrame, Challenge, Hello, Proof, Refused, Welcome
 
 log = logging.getLogger("kvferry.session")
 

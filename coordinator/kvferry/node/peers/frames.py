@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvferry.errors import CodecError, PeerUnreachable
-from kvferry.node.wire import MAX_FRAME_BYTES, AnyFrame
+from kvferry.node.peers.wire import MAX_FRAME_BYTES, AnyFrame
 
 FRAME_S = 5.0
 """Once a frame has begun, the rest of it must arrive in this time."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvferry.core.events import PinEnded
-from kvferry.node.export_offers import Check, Offers
-from kvferry.node.export_pins import PinDesk, RankEndpoint
-from kvferry.node.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
+from kvferry.node.export.desk import PinDesk, RankEndpoint
+from kvferry.node.export.offers import Check, Offers
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
 
 __all__ = ["ExportTable", "RankEndpoint"]
 

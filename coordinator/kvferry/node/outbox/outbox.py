@@ -16,9 +16,9 @@ from collections import deque
 
 from kvferry.core.events import BLOCKS, FACTS, Event
 from kvferry.errors import ConfigError
-from kvferry.node.outbox_items import FactItem, Hole, LaneCounts, Rejoin, Waiting
-from kvferry.node.outbox_steps import StepTranslator, Translate
-from kvferry.node.settings import Identity
+from kvferry.node.agent.settings import Identity
+from kvferry.node.outbox.items import FactItem, Hole, LaneCounts, Rejoin, Waiting
+from kvferry.node.outbox.steps import StepTranslator, Translate
 
 ADMISSION_SHARE = 0.8
 """Share of the facts lane from which on no lease and no transfer may start."""

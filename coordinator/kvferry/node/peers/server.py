@@ -8,10 +8,10 @@ import threading
 import time
 
 from kvferry.errors import CodecError, ConfigError, PeerError, PeerUnreachable
-from kvferry.node.export import ExportTable
-from kvferry.node.session import PeerIdentity, admit
-from kvferry.node.session_frames import FrameSocket
-from kvferry.node.wire import Abort, AnyFrame, Done, Hello, Live, Pin, Refused, Renew
+from kvferry.node.export.table import ExportTable
+from kvferry.node.peers.frames import FrameSocket
+from kvferry.node.peers.session import PeerIdentity, admit
+from kvferry.node.peers.wire import Abort, AnyFrame, Done, Hello, Live, Pin, Refused, Renew
 
 log = logging.getLogger("kvferry.peer_server")
 

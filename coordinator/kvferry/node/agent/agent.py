@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 
 from kvferry.errors import ConfigError
-from kvferry.node.agent_connect import Connect, connect_jetstream
-from kvferry.node.agent_life import AgentLife
-from kvferry.node.agent_status import STOPPED, AgentStatus
-from kvferry.node.agent_tasks import end_tasks
-from kvferry.node.heartbeat import Gauges
-from kvferry.node.lanes_facts import Offers
-from kvferry.node.outbox import Outbox
-from kvferry.node.plans import PlanClient
-from kvferry.node.settings import Identity, NodeSettings
+from kvferry.node.agent.connect import Connect, connect_jetstream
+from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.lanes_facts import Offers
+from kvferry.node.agent.life import AgentLife
+from kvferry.node.agent.settings import Identity, NodeSettings
+from kvferry.node.agent.status import STOPPED, AgentStatus
+from kvferry.node.agent.tasks import end_tasks
+from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.client import PlanClient
 
 __all__ = ["Identity", "NodeAgent", "NodeSettings"]
 

@@ -1,0 +1,1 @@
+"""What a node offers to peers, which pins stand, and leases."""

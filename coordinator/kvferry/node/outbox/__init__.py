@@ -1,0 +1,1 @@
+"""Where engine threads leave events."""

@@ -1,0 +1,1 @@
+"""Authenticated sessions between nodes, keys and hints."""

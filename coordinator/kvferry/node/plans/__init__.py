@@ -1,0 +1,1 @@
+"""Asking coordinators where a prefix could come from."""

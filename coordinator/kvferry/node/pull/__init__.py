@@ -1,0 +1,1 @@
+"""Carrying out pulls on a worker rank."""
