@@ -89,10 +89,13 @@ class Server:
                 }
         return found
 
-    def terminate(self) -> int:
-        """SIGTERM, and the return code once it ended."""
+    def terminate(self) -> None:
+        """SIGTERM; :meth:`wait` waits for the end."""
         self.processes()
         self._process.terminate()
+
+    def wait(self) -> int:
+        """The return code, once the server ended."""
         return self._process.wait(STOP_S)
 
     def left_over(self, timeout_s: float = 20.0) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from kvferry.core.events import TransferFailed, Transferred
+from kvferry.node.pull.attempt import NOBODY_LISTENS
 from kvferry_connectors.vllm.looking import REFUSALS
 from kvferry_connectors.vllm.metadata import RankResult
 from kvferry_connectors.vllm.tracked import Pull, Tracked
@@ -66,7 +67,7 @@ def _miss(pull: Pull, bad: RankResult | None) -> str:
     if bad is None:
         return "not_offered"
     if bad.stage == "pin" and bad.reason == "unreachable":
-        return "node_left"
+        return "node_left" if bad.detail.startswith(NOBODY_LISTENS) else "peer_unreachable"
     if bad.stage == "pin" and bad.reason == "refused":
         return REFUSALS.get(bad.detail.partition(":")[0], "transfer_failed")
     return "transfer_failed"

@@ -30,6 +30,9 @@ from kvferry_connectors.vllm.space import worker_components
 
 log = logging.getLogger("kvferry.vllm")
 
+CALL_S = 2.0
+"""How long a rank waits for a source's answer at least: nobody waits with it but its request."""
+
 FASTEST_FIRST = ("peer", "tcp")
 """What is tried where the options name no backend."""
 
@@ -197,7 +200,10 @@ class WorkerSide:
                 ),
             )
             self._puller = self._make_puller(
-                self._client, self._backends, pin_ms=self._options.pin_ms
+                self._client,
+                self._backends,
+                pin_ms=self._options.pin_ms,
+                call_timeout_s=max(CALL_S, self._options.pin_timeout_ms / 1000),
             )
         return self._puller
 

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.connector.support import BLOCK, chain, loading, result, tracked
 
 from kvferry.core.events import RequestEnded, TransferFailed, Transferred
+from kvferry.node.pull.attempt import NOBODY_LISTENS
 from kvferry_connectors.vllm.outcomes import outcome
 from kvferry_connectors.vllm.report import log_line, reuse_text
 from kvferry_connectors.vllm.tracked import Tracked
@@ -47,7 +48,7 @@ def test_the_shortest_rank_decides() -> None:
         ("read", "digest", "transfer_failed"),
         ("read", "unreachable", "transfer_failed"),
         ("read", "deadline", "transfer_failed"),
-        ("pin", "unreachable", "node_left"),
+        ("pin", "unreachable", "peer_unreachable"),
     ],
 )
 def test_one_bad_rank_fails_the_whole_transfer(stage: str, reason: str, miss: str) -> None:
@@ -66,6 +67,13 @@ def test_a_cause_that_was_known_before_stays() -> None:
     loading(one).miss = "diverged@64"
     settle(one, result(0, ok=False, stage="pin", reason="refused"))
     assert one.miss == "diverged@64"
+
+
+def test_a_source_where_nobody_listens_has_left() -> None:
+    one = tracked("r", chain("a", 8))
+    said = f"{NOBODY_LISTENS}: 127.0.0.1:9 cannot be reached"
+    settle(one, result(0, ok=False, stage="pin", reason="unreachable", detail=said))
+    assert one.miss == "node_left"
 
 
 @pytest.mark.parametrize(

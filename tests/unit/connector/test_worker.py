@@ -24,6 +24,7 @@ class Puller:
         self.cancelled: list[str] = []
         self.ready: list[PullResult] = []
         self.pin_ms = 0
+        self.call_timeout_s = 0.0
         self.closed = False
 
     def submit(self, job: PullJob) -> None:
@@ -48,14 +49,14 @@ class Puller:
 class Bench:
     """Rank 1 of 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         self.puller = Puller()
         config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1, world_size=2))
-        options = parse({"key": "hex:" + "5a" * 32, "verify": "full", "pin_ms": 777})
+        options = parse({"key": "hex:" + "5a" * 32, "verify": "full", "pin_ms": 777, **more})
         self.side = WorkerSide(config, None, options, make_puller=self._make)
 
-    def _make(self, client: Any, backends: Any, *, pin_ms: int) -> Any:
-        self.puller.pin_ms = pin_ms
+    def _make(self, client: Any, backends: Any, *, pin_ms: int, call_timeout_s: float) -> Any:
+        self.puller.pin_ms, self.puller.call_timeout_s = pin_ms, call_timeout_s
         return self.puller
 
     def load(self, *names: str, cancels: tuple[str, ...] = ()) -> None:
@@ -86,6 +87,15 @@ def test_a_job_carries_what_the_scheduler_ordered(bench: Bench) -> None:
     assert (job.rank, job.ranks, job.verify, job.deadline_s) == (1, 2, Verify.FULL, 1.5)
     assert (job.start, job.target_blocks, len(job.hashes)) == (3, (8, 9), 2)
     assert bench.puller.pin_ms == 777
+
+
+@pytest.mark.parametrize(("pin_timeout_ms", "call_s"), [(100, 2.0), (5_000, 5.0)])
+def test_a_rank_waits_as_long_for_an_answer_as_its_scheduler(
+    pin_timeout_ms: int, call_s: float
+) -> None:
+    bench = Bench(pin_timeout_ms=pin_timeout_ms)
+    bench.load("a")
+    assert bench.puller.call_timeout_s == call_s
 
 
 def test_each_load_is_reported_once(bench: Bench) -> None:

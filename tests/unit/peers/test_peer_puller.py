@@ -13,6 +13,7 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.node.export.grants import pack_blocks, verify_grant
+from kvferry.node.pull.attempt import NOBODY_LISTENS
 from kvferry.ports.backend import ReadOutcome
 
 
@@ -105,7 +106,9 @@ def test_nobody_there_is_unreachable(bench: Bench) -> None:
     hashes = bench.source.offer("a", 2)
     job = bench.job("t", hashes)
     bench.server.close()
-    assert_failed(bench.pull(job), job, "pin", "unreachable")
+    result = bench.pull(job)
+    assert_failed(result, job, "pin", "unreachable")
+    assert result.detail.startswith(NOBODY_LISTENS)
 
 
 def test_a_source_that_dies_before_done_is_unreachable(bench: Bench) -> None:

@@ -24,6 +24,8 @@ WAIT_SLICE_S = 0.05
 """How soon a cancelled read is noticed."""
 RENEW_TIMEOUT_S = 1.0
 ABORT_TIMEOUT_S = 0.5
+NOBODY_LISTENS = "nobody listens"
+"""How the detail of an unreachable source begins whose process is gone, not slow."""
 NOTHING_TO_ABORT = frozenset({"ended", "incarnation", "bad_key", "space_mismatch", "protocol"})
 """Refusals after which no pin of this transfer can stand."""
 
@@ -216,7 +218,9 @@ class Attempt:
             raise Failed(self._stage, "refused", str(refused)) from refused
         except PeerUnreachable as error:
             self._answers = False
-            raise Failed(self._stage, "unreachable", str(error)) from error
+            gone = isinstance(error.__cause__, ConnectionRefusedError)
+            detail = f"{NOBODY_LISTENS}: {error}" if gone else str(error)
+            raise Failed(self._stage, "unreachable", detail) from error
 
     def _left_s(self) -> float:
         """Seconds left for this pull; fails it when it was cancelled or has none."""

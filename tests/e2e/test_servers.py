@@ -1,0 +1,235 @@
+"""Real OpenAI servers with two ranks each, behind the real router: as in production, but small."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.e2e.conftest import BLOCK, prompt
+from tests.e2e.engine import EngineProcess
+from tests.e2e.plane import Plane, Recorded, of
+from tests.e2e.servers import HOST, MODEL, engine_server, router_server
+
+from kvferry.core.events import NodeClosed, PinEnded, RequestEnded, Transferred, TurnEnded
+
+RANKS = 2
+BLOCK_BYTES = BLOCK * 1024
+TURN_S = 120.0
+SETTLE_S = 60.0
+
+pytestmark = pytest.mark.engine
+
+
+class Stack:
+    """A prefill and a decode server, a router and a ledger."""
+
+    def __init__(self, plane: Plane, model: Path, folder: Path) -> None:
+        self.plane = plane
+        self.p0 = engine_server("p0", model, plane.url, folder, ranks=RANKS)
+        self.d0 = engine_server("d0", model, plane.url, folder, ranks=RANKS)
+        self.engines = (self.p0, self.d0)
+        self.servers = [*self.engines]
+        for engine in self.engines:
+            engine.wait_ready()
+        self.router = router_server(plane.url, [self.p0], [self.d0], folder)
+        self.servers.append(self.router)
+        self.router.wait_ready()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """One request to the router, answered as a whole."""
+        given = {"model": MODEL, "temperature": 0, "ignore_eos": True, **body}
+        answer = httpx.post(f"{self.router.url}/v1/{path}", json=given, timeout=TURN_S)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def stream(self, path: str, **body: Any) -> tuple[httpx.Headers, list[dict[str, Any]]]:
+        """The same, streamed; returns the headers and every event but the last."""
+        given = {"model": MODEL, "temperature": 0, "ignore_eos": True, "stream": True, **body}
+        url = f"{self.router.url}/v1/{path}"
+        with httpx.stream("POST", url, json=given, timeout=TURN_S) as answer:
+            assert answer.status_code == 200
+            data = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        return answer.headers, [json.loads(one) for one in data[:-1]]
+
+    def turns(self, headers: httpx.Headers) -> tuple[TurnEnded, dict[str, RequestEnded]]:
+        """What the ledger says of one answer: the turn, and its request on each engine."""
+        name = headers["x-kvferry-request"]
+
+        def found(seen: list[Recorded]) -> list[TurnEnded]:
+            turn = of(seen, TurnEnded, request=name)
+            return turn if len(of(seen, RequestEnded, external_id=name)) == 2 else []
+
+        seen = self.plane.wait_for(found, f"turn {name}")
+        ends = {
+            r.node: r.event
+            for r in seen
+            if isinstance(r.event, RequestEnded) and r.event.external_id == name
+        }
+        return found(seen)[0], ends
+
+
+@pytest.fixture(scope="module")
+def stack(plane: Plane, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    made: list[Stack] = []
+    try:
+        made.append(Stack(plane, model, tmp_path_factory.mktemp("servers")))
+        yield made[0]
+    finally:
+        for one in made:
+            for server in one.servers:
+                server.kill()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def has_no_hint(value: object) -> bool:
+    """Nothing of what engines tell each other is in what a client got."""
+    return "kv_transfer_params" not in json.dumps(value).replace('"kv_transfer_params": null', "")
+
+
+def test_two_turns_by_completion(stack: Stack, reference: EngineProcess) -> None:
+    text = prompt(110_000, 400)
+    answer = stack.post("completions", prompt=text, max_tokens=80, return_token_ids=True)
+    tokens = answer.json()["choices"][0]["token_ids"]
+    assert tokens == reference.run("srv-1", text, tokens=80).tokens
+    assert has_no_hint(answer.json())
+    assert answer.headers["x-kvferry"] == "miss=nothing_held"
+    turn, ends = stack.turns(answer.headers)
+    assert (turn.prefill_node, turn.decode_node, turn.outcome) == ("p0", "d0", "ok")
+    assert (ends["d0"].pulled_tokens, ends["d0"].source) == (384, "p0")
+    assert turn.prefill_request == ends["p0"].request
+    assert turn.decode_request == ends["d0"].request
+    longer = text + tokens + prompt(110_001, 60)
+    again = stack.post("completions", prompt=longer, max_tokens=8, return_token_ids=True)
+    assert again.json()["choices"][0]["token_ids"] == reference.run("srv-2", longer).tokens
+    # P computed 400 tokens itself, whole blocks of which it still has; D has 479.
+    _, ends = stack.turns(again.headers)
+    assert ends["p0"].local_tokens == 384
+    assert (ends["p0"].pulled_tokens, ends["p0"].source) == (448 - 384, "d0")
+    assert "pulled=64 from=d0 " in again.headers["x-kvferry"]
+
+
+def test_a_streamed_completion_is_the_same(stack: Stack, reference: EngineProcess) -> None:
+    text = prompt(111_000, 333)
+    headers, events = stack.stream("completions", prompt=text, max_tokens=20, return_token_ids=True)
+    tokens = [t for e in events for c in e["choices"] for t in c.get("token_ids") or ()]
+    assert tokens == reference.run("srv-3", text, tokens=20).tokens
+    assert has_no_hint(events)
+    assert "x-kvferry" in headers
+    _, ends = stack.turns(headers)
+    assert ends["d0"].pulled_tokens == 320
+
+
+def test_a_chat_whole_and_streamed(stack: Stack) -> None:
+    talk = [
+        {"role": "system", "content": "The ferry carries what the other side needs. " * 6},
+        {"role": "user", "content": "What is slow or missing, and why?"},
+    ]
+    whole = stack.post("chat/completions", messages=talk, max_tokens=60)
+    said = whole.json()["choices"][0]["message"]
+    headers, events = stack.stream("chat/completions", messages=talk, max_tokens=60)
+    parts = [c["delta"].get("content") or "" for e in events for c in e["choices"]]
+    assert "".join(parts) == said["content"] != ""
+    assert has_no_hint([whole.json(), *events])
+    _, first = stack.turns(whole.headers)
+    assert first["d0"].source == "p0"
+    _, second = stack.turns(headers)
+    assert second["d0"].local_tokens > 0
+    talk += [
+        {"role": "assistant", "content": said["content"]},
+        {"role": "user", "content": "Ask the ledger: it records every move of every block."},
+    ]
+    third = stack.post("chat/completions", messages=talk, max_tokens=4)
+    _, ends = stack.turns(third.headers)
+    assert (
+        ends["p0"].local_tokens + ends["p0"].pulled_tokens >= first["d0"].prompt_tokens // 32 * 32
+    )
+
+
+def test_a_client_that_leaves_in_mid_stream_frees_the_request_on_both_engines(
+    stack: Stack,
+) -> None:
+    body = {"model": MODEL, "prompt": prompt(112_000, 300), "max_tokens": 3000, "stream": True}
+    url = f"{stack.router.url}/v1/completions"
+    given = {**body, "ignore_eos": True}
+    with httpx.stream("POST", url, json=given, timeout=TURN_S) as answer:
+        name = answer.headers["x-kvferry-request"]
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert stack.d0.running() == 1
+    until(lambda: all(engine.running() == 0 for engine in stack.engines), "somebody still runs")
+    _, ends = stack.turns(httpx.Headers({"x-kvferry-request": name}))
+    assert ends["d0"].outcome == "aborted"
+    assert ends["d0"].output_tokens < 3000
+
+
+def test_a_client_that_leaves_before_any_answer_frees_both_engines(stack: Stack) -> None:
+    given = {"model": MODEL, "prompt": prompt(113_000, 3900), "max_tokens": 100}
+    content = json.dumps({**given, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((HOST, stack.router.port)) as client:
+        client.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        until(lambda: stack.p0.running() + stack.d0.running() > 0, "the request never came")
+    until(lambda: all(engine.running() == 0 for engine in stack.engines), "somebody still runs")
+    assert stack.post("completions", prompt=prompt(113_001, 50), max_tokens=2).json()["choices"]
+
+
+def test_every_rank_reports_every_load_exactly_once(stack: Stack) -> None:
+    """A rank that were silent would hang its request, and one that spoke twice kill its engine."""
+    seen = stack.plane.events()
+    moved = of(seen, Transferred)
+    assert moved
+    for one in moved:
+        assert one.bytes == one.count * BLOCK_BYTES, "each rank moved its half"
+        assert one.verified_blocks == one.count
+        assert len(of(seen, PinEnded, transfer=one.transfer, how="intact")) == 1
+    assert len({one.transfer for one in moved}) == len(moved)
+    for engine in stack.engines:
+        ends = [
+            r.event for r in seen if r.node == engine.name and isinstance(r.event, RequestEnded)
+        ]
+        sources = engine.sources()
+        assert sources["external_kv_transfer"] == sum(end.pulled_tokens for end in ends)
+
+
+def test_each_request_has_one_line_in_its_engines_log(stack: Stack) -> None:
+    ends = [r for r in stack.plane.events() if isinstance(r.event, RequestEnded)]
+    assert ends
+    for engine in stack.engines:
+        log = engine.log.read_text(errors="replace")
+        for one in ends:
+            assert isinstance(one.event, RequestEnded)
+            lines = log.count(f"kvferry request={one.event.request} ")
+            assert lines == (1 if one.node == engine.name else 0)
+
+
+def test_sigterm_ends_everything_cleanly(stack: Stack) -> None:
+    ports = {server.name: server.ports() for server in stack.servers}
+    assert all(ports.values())
+    for server in (stack.router, *stack.engines):
+        server.terminate()
+    for server in (stack.router, *stack.engines):
+        assert server.wait() == 0, server.tail()
+        assert server.left_over() == []
+    for name, listened in ports.items():
+        for port in listened:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((HOST, port), timeout=5).close()
+            assert port, name
+    closed = stack.plane.wait_for(
+        lambda seen: {"p0", "d0"} <= {r.node for r in seen if isinstance(r.event, NodeClosed)},
+        "both engines to say good-bye",
+    )
+    assert len(of(closed, NodeClosed)) >= 2
