@@ -259,6 +259,10 @@ class _Child:
         self.held = False
         self.steps = 0
         self.watch: AllocationWatch
+        self.timed = 0
+        self.executed = True
+        self._step = self.core.step_fn
+        self.core.step_fn = self._noting_step
 
     def loop(self) -> None:
         while True:
@@ -272,9 +276,20 @@ class _Child:
                 busy = not self.held and self.core.scheduler.has_requests()
             if busy:
                 self.steps += 1
-                for output in self.engine.step():
+                for output in self._stepped():
                     if output.finished:
                         self._answered(output)
+
+    def _noting_step(self) -> Any:
+        outputs, self.executed = self._step()
+        return outputs, self.executed
+
+    def _stepped(self) -> Any:
+        """The outputs of one step, paced as in vLLM's own loop."""
+        outputs = self.engine.step()
+        if not self.executed:
+            time.sleep(0.001)
+        return outputs
 
     def _answered(self, output: Any) -> None:
         completion = output.outputs[0]
@@ -329,6 +344,17 @@ class _Child:
 
     def probe_total_blocks(self) -> int:
         return len(self.core.scheduler.kv_cache_manager.block_pool.blocks)
+
+    def probe_timed(self, prompts: list[list[int]], tokens: int) -> tuple[list[float], float]:
+        """Run prompts at the same time; seconds to each first token, and to the end of all."""
+        began, first = time.perf_counter(), dict[str, float]()
+        for prompt in prompts:
+            self.timed += 1
+            self._add(f"timed-{self.timed}", prompt, tokens, None, None, {})
+        while self.engine.has_unfinished_requests():
+            for output in self._stepped():
+                first.setdefault(output.request_id, time.perf_counter() - began)
+        return list(first.values()), time.perf_counter() - began
 
     def probe_watch(self) -> bool:
         """Begin to watch allocations; :meth:`probe_waits` tells."""
