@@ -10,7 +10,13 @@ import typer
 
 from kvferry.cli import guard
 from kvferry.cli.context import NatsOption, Target, connected, find_ledger
-from kvferry.cli.serving import ReplicaOption, SilentOption, StopRequest, serve_coordinator
+from kvferry.cli.serving import (
+    CostOption,
+    ReplicaOption,
+    SilentOption,
+    StopRequest,
+    serve_coordinator,
+)
 from kvferry.cli.streams import create_missing
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import LedgerUnavailable
@@ -26,6 +32,7 @@ def command(
     nats: NatsOption = None,
     replica: ReplicaOption = "",
     silent_after_s: SilentOption = 5.0,
+    cost: CostOption = "learned",
     wait_s: Annotated[
         float,
         typer.Option(
@@ -55,7 +62,7 @@ def command(
       kvferry coordinator --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3
     """
     settings = CoordinatorSettings(
-        replica=replica or new_replica_name(), silent_after_s=silent_after_s
+        replica=replica or new_replica_name(), silent_after_s=silent_after_s, cost=cost
     )
     logging.getLogger("kvferry").setLevel(
         min(logging.INFO, logging.getLogger("kvferry").getEffectiveLevel())

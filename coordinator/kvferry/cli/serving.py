@@ -33,6 +33,15 @@ SilentOption = Annotated[
         "--silent-after-s", help="Seconds without a heartbeat until a node counts as gone."
     ),
 ]
+CostOption = Annotated[
+    str,
+    typer.Option(
+        "--cost",
+        metavar="learned|off",
+        help="Weigh moving against computing by what the ledger has taught, or move whatever is "
+        "held.",
+    ),
+]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

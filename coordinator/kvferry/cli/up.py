@@ -15,7 +15,13 @@ from kvferry.cli import guard, statefile
 from kvferry.cli.context import Target, connected
 from kvferry.cli.engineconfig import instructions, kv_transfer_config
 from kvferry.cli.jsonable import print_line
-from kvferry.cli.serving import ReplicaOption, SilentOption, StopRequest, serve_coordinator
+from kvferry.cli.serving import (
+    CostOption,
+    ReplicaOption,
+    SilentOption,
+    StopRequest,
+    serve_coordinator,
+)
 from kvferry.cli.statefile import UpState
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import ConfigError
@@ -57,6 +63,7 @@ def command(
     ] = "1s",
     replica: ReplicaOption = "",
     silent_after_s: SilentOption = 5.0,
+    cost: CostOption = "learned",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON line once it serves, instead of text."),
@@ -74,7 +81,7 @@ def command(
       kvferry up --store /var/lib/kvferry --port 4300
     """
     settings = CoordinatorSettings(
-        replica=replica or new_replica_name(), silent_after_s=silent_after_s
+        replica=replica or new_replica_name(), silent_after_s=silent_after_s, cost=cost
     )
     if port:
         _check_free(port)

@@ -68,7 +68,9 @@ class Coordinator:
             bus,
             silent_after_s=self.settings.silent_after_s,
         )
-        self.plans = PlanService(self.replica, self.projector)
+        self.plans = PlanService(
+            self.replica, self.projector, weigh=self.settings.cost == "learned"
+        )
         self.checkpoints = Checkpoints(
             log_port,
             objects,

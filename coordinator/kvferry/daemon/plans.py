@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,6 +23,9 @@ CANDIDATES_MAX = 8
 PAIRS_MAX = 4_096
 """(source, asker) pairs whose last decision is remembered for hysteresis."""
 TIMINGS_MAX = 2_048
+PROBE_EVERY_S = 10.0
+"""A pair that is found too dear moves something all the same once in so long: a link that carries
+nothing teaches nothing, and would stay dear for ever after one bad minute."""
 
 _REQUESTS = msgspec.msgpack.Decoder(PlanRequest)
 
@@ -29,12 +33,22 @@ _REQUESTS = msgspec.msgpack.Decoder(PlanRequest)
 class PlanService:
     """Answers from memory alone: nothing in here waits for anything."""
 
-    def __init__(self, replica: str, projector: Projector) -> None:
+    def __init__(
+        self,
+        replica: str,
+        projector: Projector,
+        *,
+        weigh: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.answered = 0
         self.malformed = 0
         self._replica = replica
         self._projector = projector
+        self._weigh = weigh
+        self._clock = clock
         self._before: dict[tuple[str, str, str], bool] = {}
+        self._dear_since: dict[tuple[str, str, str], float] = {}
         self._took_us: deque[float] = deque(maxlen=TIMINGS_MAX)
 
     async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
@@ -128,7 +142,9 @@ class PlanService:
             if one.gain_ms is not None:
                 self._remember((request.space, one.source.node, asker.name), one.worth)
         longest_ms = max(one.recompute_ms or 0.0 for one in ranked)
-        worth = [one for one in ranked if one.worth]
+        worth = [one for one in ranked if one.worth] if self._weigh else ranked
+        if not worth and self._probe_is_due((request.space, ranked[0].source.node, asker.name)):
+            worth = ranked[:1]
         if not worth:
             return self._miss("too_dear", mode, longest_ms)
         # Whoever asks before it heard that it only observes must not pull either.
@@ -143,6 +159,16 @@ class PlanService:
             mode=mode,
             position=self._projector.state.position,
         )
+
+    def _probe_is_due(self, pair: tuple[str, str, str]) -> bool:
+        now = self._clock()
+        since = self._dear_since.setdefault(pair, now)
+        if now - since < PROBE_EVERY_S:
+            if len(self._dear_since) > PAIRS_MAX:
+                del self._dear_since[next(iter(self._dear_since))]
+            return False
+        self._dear_since[pair] = now
+        return True
 
     def _remember(self, pair: tuple[str, str, str], worth: bool) -> None:
         self._before.pop(pair, None)

@@ -32,6 +32,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes take a coordinator for healthy while they hear it; their bound is 3 s."""
     takeover_after_s: float = 3.0
     """Another leader that is not heard for so long may be replaced."""
+    cost: str = "learned"
+    """``learned``: plans weigh moving against computing; ``off``: whatever is held is moved."""
     tick_s: float = 0.5
     """How often silence, leadership and lag are looked at."""
     checkpoint_every_s: float = 300.0
@@ -48,6 +50,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"replica={self.replica!r} does not fit one NATS token; use 1 to 64 letters, "
                 "digits, '-' or '_'"
             )
+        if self.cost not in ("learned", "off"):
+            raise ConfigError(f"cost={self.cost!r}: use 'learned' or 'off'")
         for name, least, most in (
             ("silent_after_s", 1.0, 3600.0),
             ("announce_every_s", 0.05, 2.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.unit.daemon.support import (
     STRIDE,
@@ -18,6 +20,7 @@ from tests.unit.daemon.support import (
 
 from kvferry.core.events import RequestEnded
 from kvferry.core.messages import plan_subject
+from kvferry.daemon.plans import PROBE_EVERY_S, PlanService
 from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.memory import MemoryLog
 
@@ -86,6 +89,16 @@ async def test_a_move_that_costs_more_than_computing_is_too_dear() -> None:
         await settled(coordinator, last)
         dear = await plan(log, coordinator, plan_request("p0", PROMPT))
         assert (dear.candidates, dear.miss) == ((), "too_dear")
+        # A link that carries nothing teaches nothing: once in a while it is tried all the same.
+        coordinator.plans._clock = lambda: time.monotonic() + PROBE_EVERY_S
+        probe = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert [one.node for one in probe.candidates] == ["d0"]
+        again = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert (again.candidates, again.miss) == ((), "too_dear")
+        # Where costs are not weighed, whatever is held is moved.
+        free = PlanService("c-free", coordinator.projector, weigh=False)
+        moved = free.answer(plan_request("p0", PROMPT))
+        assert [one.node for one in moved.candidates] == ["d0"]
         assert dear.recompute_ms > 0
         cheap = await plan(log, coordinator, plan_request("d0", PROMPT))
         assert cheap.miss == "nothing_held"
