@@ -61,7 +61,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup-engine
-	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python $$file || exit 1; done
+	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python -m tests.bench.$$(basename $$file .py) || exit 1; done
 
 clean:
 	rm -rf $(VENV) .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

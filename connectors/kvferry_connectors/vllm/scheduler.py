@@ -255,7 +255,11 @@ class SchedulerSide:
         return self._exports.make_room(ROOM_BLOCKS)
 
     def reset_cache(self) -> bool:
-        """The engine's cache was reset: nothing that we offered is there any more."""
+        """The engine's cache was reset: nothing that we offered is there any more.
+
+        vLLM asks us after its own attempt, which fails while leases stand; they end here, so
+        that the next attempt succeeds. Pausing first spares the failure.
+        """
         if self._exports is not None:
             self._exports.clear("cleared")
         return True
