@@ -1,0 +1,112 @@
+"""What a test may ask of an engine's process, by name: the scheduler's truth and kvferry's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.watching import AllocationWatch, Waits
+
+
+class Probes:
+    """Each ``probe_x`` answers ``EngineProcess.ask("x")``."""
+
+    llm: Any
+    core: Any
+    watch: AllocationWatch
+
+    @property
+    def side(self) -> Any:
+        """kvferry's scheduler side, alone or under MultiConnector; None without kvferry."""
+        connector = self.core.scheduler.connector
+        for one in getattr(connector, "sub_connectors", [connector]):
+            if type(one).__name__ == "KVFerryConnector":
+                return one._scheduler
+        return None
+
+    def probe_free_blocks(self) -> int:
+        return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def probe_total_blocks(self) -> int:
+        return len(self.core.scheduler.kv_cache_manager.block_pool.blocks)
+
+    def probe_watch(self) -> bool:
+        """Begin to watch allocations; :meth:`probe_waits` tells."""
+        self.watch = AllocationWatch(self.core.scheduler, self.side)
+        return True
+
+    def probe_waits(self) -> Waits:
+        return self.watch.waits
+
+    def probe_joined(self) -> bool:
+        joined = self.side._joiner.joined
+        return joined is not None and self.side.agent.state == "joined"
+
+    def probe_space(self) -> str:
+        joined = self.side._joiner.joined
+        return joined.space if joined is not None else ""
+
+    def probe_incarnation(self) -> str:
+        return str(self.side._incarnation)
+
+    def probe_agent(self) -> tuple[str, str]:
+        return self.side.agent.state, self.side.agent.why
+
+    def probe_mode(self) -> str:
+        return str(self.side._mode)
+
+    def probe_plans(self) -> bool:
+        return bool(self.side.agent.plans.available())
+
+    def probe_open(self) -> int:
+        return int(self.side._pulls.open_count())
+
+    def probe_requests(self) -> int:
+        return len(self.core.scheduler.requests)
+
+    def probe_computed(self) -> int:
+        """Most tokens that a living request has computed."""
+        requests = self.core.scheduler.requests.values()
+        return max((int(request.num_computed_tokens) for request in requests), default=0)
+
+    def probe_outbox(self) -> dict[str, Any]:
+        box = self.side.outbox
+        return {lane: box.counts(lane) for lane in ("facts", "blocks")}
+
+    def probe_waiting(self) -> int:
+        """Events and steps that the ledger does not have yet."""
+        box = self.side.outbox
+        lanes = sum(box.counts(lane).waiting for lane in ("facts", "blocks"))
+        return int(lanes + box.untranslated)
+
+    def probe_pins(self) -> int:
+        """Pins of other nodes that stand here."""
+        return int(self.side._table.pins())
+
+    def probe_reserved(self) -> int:
+        """Outcome slots that wait for the end of a transfer."""
+        return int(self.side.outbox.reserved)
+
+    def probe_trust_reads(self, trust: bool) -> bool:
+        """Use what was read without asking the source again: the control of the second question."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        puller = get_kv_transfer_group()._worker._puller
+        assert puller is not None, "pull something first: the puller is made at the first load"
+        puller.unsafe_skip_done = trust
+        return trust
+
+    def probe_leases(self) -> int:
+        return len(self.side._exports._leased)
+
+    def probe_reset(self, connector: bool = True) -> bool:
+        """Reset the prefix cache; with ``connector`` the connector is told as well."""
+        return bool(self.core.scheduler.reset_prefix_cache(reset_connector=connector))
+
+    def probe_sources(self) -> dict[str, float]:
+        """vLLM's own prompt-token counters by source."""
+        found: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            if metric.name.startswith("vllm:prompt_tokens"):
+                source = metric.labels.get("source", "") if metric.labels else ""
+                found[f"{metric.name}/{source}"] = float(metric.value)
+        return found
