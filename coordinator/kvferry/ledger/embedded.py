@@ -7,7 +7,6 @@ port when it died, hung, or was left unusable by a full disk.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -26,6 +25,7 @@ from kvferry.ledger.server_process import (
     health,
     write_config,
 )
+from kvferry.ledger.store_lock import lock_store
 from kvferry.ledger.streams import MIB, StreamLimits
 
 _log = logging.getLogger("kvferry.ledger")
@@ -43,7 +43,6 @@ SILENT_MAX = 10
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 SAY_AGAIN_S = 60.0
 CLOSE_WAIT_S = 60.0
-LOCK_FILE = "kvferry.lock"
 
 FreeBytes = Callable[[Path], int]
 
@@ -127,7 +126,7 @@ class EmbeddedServer:
             LedgerUnavailable: the server does not start; the text has its last words.
         """
         binary = find_binary()
-        self._lock()
+        self._lock_fd = lock_store(self.store_dir)
         try:
             self.limits = limits_for(self._free(self.store_dir), _used_bytes(self.store_dir))
             self._thread = threading.Thread(
@@ -163,28 +162,6 @@ class EmbeddedServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _lock(self) -> None:
-        path = self.store_dir / LOCK_FILE
-        try:
-            self.store_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"the store directory {self.store_dir} cannot be used: {error.strerror}"
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise LedgerRefused(
-                f"the store {self.store_dir} is in use by process {holder}: stop that one, use "
-                "its url, or choose another store directory"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = descriptor
 
     # --- the thread -------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ import pytest
 from tests.unit.ledger.support import WAIT_S, free_port
 
 from kvferry.errors import ConfigError, LedgerRefused, LedgerUnavailable
-from kvferry.ledger import embedded, server_process
+from kvferry.ledger import embedded, server_process, store_lock
 from kvferry.ledger.embedded import EmbeddedServer, limits_for
 from kvferry.ledger.jetstream import connect
+from kvferry.ledger.store_lock import lock_store
 from kvferry.ledger.streams import MIB
 
 FACTS = "kvf.s.p0.facts"
@@ -184,6 +185,48 @@ def test_the_lock_lasts_as_long_as_the_server_even_without_its_owner(tmp_path: P
             EmbeddedServer(tmp_path).start()
     finally:
         server.close()
+
+
+def gone_process() -> int:
+    """The id of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(WAIT_S)
+    return ended.pid
+
+
+def held_for(store: Path, holder: int) -> int:
+    """The store's lock, held here in the name of ``holder``."""
+    descriptor = lock_store(store)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{holder}\n".encode(), 0)
+    return descriptor
+
+
+def test_a_restart_waits_for_the_server_of_a_dead_owner(tmp_path: Path) -> None:
+    held = held_for(tmp_path, gone_process())
+    took: list[int] = []
+    restart = threading.Thread(target=lambda: took.append(lock_store(tmp_path)))
+    restart.start()
+    restart.join(0.3)
+    assert restart.is_alive()
+    assert not took, "two owners at once"
+    os.close(held)
+    restart.join(WAIT_S)
+    assert len(took) == 1
+    os.close(took[0])
+
+
+def test_a_server_that_outlives_its_owner_for_long_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_lock, "GONE_WAIT_S", 0.1)
+    holder = gone_process()
+    held = held_for(tmp_path, holder)
+    try:
+        with pytest.raises(LedgerRefused, match=f"process {holder}, which is gone"):
+            lock_store(tmp_path)
+    finally:
+        os.close(held)
 
 
 def test_limits_follow_the_free_disk() -> None:
