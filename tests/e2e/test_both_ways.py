@@ -43,6 +43,18 @@ def test_prefill_to_decode_by_hint(fleet: Fleet, reference: EngineProcess, plane
     assert answer.tokens == reference.run("a", text, tokens=40).tokens
 
 
+def test_a_reply_passed_on_as_it_is_serves_as_a_hint(
+    fleet: Fleet, reference: EngineProcess
+) -> None:
+    """What a proxy that knows nothing of kvferry does with P's ``kv_transfer_params``."""
+    text = prompt(12, 480)
+    first = fleet.p0.run("v-p", text, tokens=1)
+    assert set(first.params) == {"kvferry"}
+    answer = fleet.d0.run("v-d", text, tokens=10, kvferry=first.params["kvferry"])
+    assert (answer.report["pulled"], answer.report["from"]) == (480, "p0")
+    assert answer.tokens == reference.run("v", text, tokens=10).tokens
+
+
 def test_decode_to_prefill_by_hint_pulls_generated_tokens(
     fleet: Fleet, reference: EngineProcess
 ) -> None:

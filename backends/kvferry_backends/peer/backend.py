@@ -15,7 +15,6 @@ from kvferry.ports.backend import (
     Authorize,
     Capabilities,
     Posted,
-    ReadOutcome,
     ReadRequest,
     Regions,
 )
@@ -200,6 +199,3 @@ class PeerBackend:
             self._closed = True
         self._stream.synchronize()
         self._mappings.close()
-
-
-__all__ = ["PeerBackend", "ReadOutcome"]

@@ -115,15 +115,15 @@ class Book:
             running.produced = whole
 
     def _produced(self, tracked: Tracked, start: int, count: int, via: str) -> Out:
-        hashes = tracked.hashes[: start + count]
+        hashes, end = tracked.hashes, start + count
         before = start - start % self._stride
         event = Produced(
             request=tracked.id,
             start=start,
             count=count,
-            tail=bytes(hashes[-1]),
+            tail=bytes(hashes[end - 1]),
             parent=bytes(hashes[start - 1][:SHORT_BYTES]) if start else b"",
-            hashes=short_hashes(hashes[before:], self._stride),
+            hashes=short_hashes(hashes[before:end], self._stride),
             via=via,
         )
         return BLOCKS, event, tracked.id

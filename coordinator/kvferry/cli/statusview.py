@@ -8,7 +8,6 @@ from kvferry.cli import render
 from kvferry.cli.times import duration, wall_ms
 
 Document = dict[str, Any]
-NODE_COLUMNS = ("node", "role", "state", "heard", "address")
 TOKEN_WORDS = (
     ("local", "already in the engine's own cache"),
     ("pulled", "pulled from another node"),

@@ -19,6 +19,24 @@ from kvferry.ports.log import LogPort
 logger = logging.getLogger("kvferry.node")
 
 
+LOOK_S = 1.0
+"""A lane with nothing to do looks again after so long, should it miss a wake-up."""
+
+
+async def wait_for_more(
+    wake: asyncio.Event, closing: Callable[[], bool], batch_wait_s: float
+) -> None:
+    """Wait until a lane has something to say, and a moment more for others to share its message."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            await wake.wait()
+            if not closing():
+                await asyncio.sleep(batch_wait_s)
+    except TimeoutError:
+        pass
+    wake.clear()
+
+
 class Record(msgspec.Struct, frozen=True):
     """The unbroken record that a batch belongs to."""
 

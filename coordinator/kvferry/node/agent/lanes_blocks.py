@@ -10,15 +10,12 @@ from typing import cast
 from kvferry.core.envelope import Entry
 from kvferry.core.events import BLOCKS, AnyEvent
 from kvferry.errors import LedgerError
-from kvferry.node.agent.lanes import LaneWriter, Record
+from kvferry.node.agent.lanes import LaneWriter, Record, wait_for_more
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.ports.log import LogPort
 
 logger = logging.getLogger("kvferry.node")
-
-LOOK_S = 1.0
-"""The lane looks at least so often for what nobody woke it for."""
 
 
 class BlocksLane:
@@ -75,14 +72,7 @@ class BlocksLane:
                 self._outbox.lost(BLOCKS, len(poison))
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self.wake.wait()
-                if not self._closing:
-                    await asyncio.sleep(self._settings.batch_wait_ms / 1000)
-        except TimeoutError:
-            pass
-        self.wake.clear()
+        await wait_for_more(self.wake, lambda: self._closing, self._settings.batch_wait_ms / 1000)
 
     def _attempted(self, error: LedgerError | None) -> None:
         if error is not None and not self._troubled:

@@ -21,7 +21,7 @@ from kvferry.core.events import (
     Retained,
 )
 from kvferry.errors import LedgerError
-from kvferry.node.agent.lanes import LaneWriter, Record
+from kvferry.node.agent.lanes import LaneWriter, Record, wait_for_more
 from kvferry.node.agent.mirror import Mirror
 from kvferry.node.agent.settings import Identity, NodeSettings
 from kvferry.node.outbox.items import FactItem, Hole, Rejoin, Waiting
@@ -30,8 +30,6 @@ from kvferry.ports.log import LogPort
 
 logger = logging.getLogger("kvferry.node")
 
-LOOK_S = 1.0
-"""The lane looks at least so often for what nobody woke it for, as gaps of the blocks lane."""
 
 Offers = Callable[[], Iterable[Retained]]
 """The engine's own list of what it offers, asked for on the agent's thread."""
@@ -122,15 +120,7 @@ class FactsLane:
     # --- inner -------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self.wake.wait()
-                # Others may still come to share the message.
-                if not self._closing:
-                    await asyncio.sleep(self._settings.batch_wait_ms / 1000)
-        except TimeoutError:
-            pass
-        self.wake.clear()
+        await wait_for_more(self.wake, lambda: self._closing, self._settings.batch_wait_ms / 1000)
 
     def _attempted(self, error: LedgerError | None) -> None:
         self.troubled = error is not None
