@@ -174,6 +174,38 @@ def test_close_aborts_what_is_under_way(serve: Serve, start_peer: Start) -> None
     assert pool.memory[: len(reused)] == reused
 
 
+def test_a_forgotten_peer_ends_its_reads_and_no_others(serve: Serve, start_peer: Start) -> None:
+    gone, other = start_peer(BLOCKS, [BLOCK_BYTES], "peer"), start_peer(2, [BLOCK_BYTES], "other")
+    pool = wiped()
+    target = serve(pool)
+    target.forget(b"nonsense")
+    target.forget(gone.description)  # never met
+    gone.freeze()
+    posted = whole(gone, target)
+    target.forget(other.description)
+    target.forget(gone.description)
+    outcome = posted.wait(WAIT_S)
+    assert outcome is not None
+    assert outcome.error == "unreachable"
+    reused = reuse(pool)
+    gone.resume()
+    read = target.post(
+        ReadRequest(
+            transfer="t",
+            peer=other.description,
+            grant=b"",
+            source_blocks=[1],
+            target_blocks=[BLOCKS - 1],
+            deadline_s=WAIT_S,
+        )
+    )
+    ended = read.wait(WAIT_S)
+    assert ended is not None
+    assert ended.error == ""
+    assert pool.get(BLOCKS - 1) == pattern("other", 1, BLOCK_BYTES)
+    assert pool.memory[: len(reused)] == reused
+
+
 def test_nobody_there_is_unreachable(serve: Serve, start_peer: Start) -> None:
     peer = start_peer(2, [BLOCK_BYTES], "peer")
     peer.kill()

@@ -41,8 +41,6 @@ class PeerBackend:
     capabilities = Capabilities(
         memory=frozenset({"cuda"}),
         one_sided=True,
-        read=True,
-        write=False,
         same_host_only=True,
         fence="kernel_finished",
     )
@@ -189,6 +187,16 @@ class PeerBackend:
             raise BackendError(f"a source block is outside the peer's {peer.blocks} blocks")
         if min(request.target_blocks) < 0 or max(request.target_blocks) >= regions.blocks:
             raise BackendError(f"a target block is outside our {regions.blocks} blocks")
+
+    def forget(self, peer: bytes) -> None:
+        """Unmap a process that has ended, at once or when the kernels that read it are done."""
+        try:
+            gone = decode(peer)
+        except BackendError as error:
+            log.debug("nothing to forget: %s", error)
+            return
+        if self._regions is not None:
+            self._mappings.drop(gone.instance)
 
     def close(self) -> None:
         """Wait for running kernels and unmap every peer."""

@@ -68,6 +68,11 @@ class Mappings:
             mapping.readers -= 1
             mapping.used_at = time.monotonic()
 
+    def drop(self, instance: str) -> None:
+        """Unmap a peer that has ended; a reader under way keeps it mapped until it is done."""
+        with self._lock:
+            self._open.pop(instance, None)
+
     def close(self) -> None:
         """Unmap everything."""
         with self._lock:

@@ -49,10 +49,9 @@ class TcpBackend:
     capabilities = Capabilities(
         memory=frozenset({"host"}),
         one_sided=False,
-        read=True,
-        write=False,
         same_host_only=False,
         fence="socket_closed",
+        digest=True,
     )
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
@@ -133,7 +132,7 @@ class TcpBackend:
         deadline = time.monotonic() + request.deadline_s
         ranges = self._stripes(len(targets), pool)
         chunk_blocks = self._options.chunk_blocks or _chunk_blocks(pool)
-        read = Read(request.transfer, len(ranges), self._forget)
+        read = Read(request.transfer, len(ranges), self._drop, peer.instance)
         fetches = [
             Fetch(
                 read,
@@ -172,6 +171,19 @@ class TcpBackend:
             except RuntimeError as error:
                 read.part_failed("error", f"no thread could be started: {error}")
         return read
+
+    def forget(self, peer: bytes) -> None:
+        """Close the connections to a process that has ended, and cut the reads from it."""
+        try:
+            gone = decode_peer(peer)
+        except BackendError as error:
+            _log.debug("nothing to forget: %s", error)
+            return
+        with self._lock:
+            reads = [read for read in self._reads if read.source == gone.instance]
+        for read in reads:
+            read.fail("unreachable", f"the process at {gone.address} has ended")
+        self._links.drop(gone.address)
 
     def close(self) -> None:
         """Stop serving, abort every read, join every thread. May be called twice."""
@@ -212,7 +224,7 @@ class TcpBackend:
         if self._closed:
             raise BackendError("this tcp backend is closed")
 
-    def _forget(self, read: Read) -> None:
+    def _drop(self, read: Read) -> None:
         with self._lock:
             self._reads.discard(read)
 

@@ -53,6 +53,13 @@ class Links:
         if surplus is not None:
             surplus.close()
 
+    def drop(self, address: str) -> None:
+        """Close the idle connections to ``address``."""
+        with self._lock:
+            streams = self._idle.pop(address, [])
+        for stream in streams:
+            stream.close()
+
     def close(self) -> None:
         """Close all idle connections, and from now on each one that is given."""
         with self._lock:

@@ -21,8 +21,12 @@ class Read:
     touches the target blocks any more. The first part to fail cuts the others.
     """
 
-    def __init__(self, transfer: str, parts: int, on_end: Callable[[Read], None]) -> None:
+    def __init__(
+        self, transfer: str, parts: int, on_end: Callable[[Read], None], source: str = ""
+    ) -> None:
         self.transfer = transfer
+        self.source = source
+        """The life of the peer that it reads from."""
         self._on_end = on_end
         self._lock = threading.Lock()
         self._began = time.monotonic()
@@ -88,11 +92,15 @@ class Read:
 
     def part_failed(self, error: str, detail: str) -> None:
         """A part failed, and with it the read."""
+        self.fail(error, detail)
+        self._part_ended()
+
+    def fail(self, error: str, detail: str) -> None:
+        """Let the read end with this error, unless it has one. Does not wait for its parts."""
         with self._lock:
             if not self._error:
                 self._error, self._detail = error, detail
             self._cut_live()
-        self._part_ended()
 
     def _cut_live(self) -> None:
         """Under the lock, so that no stream is hit that another read has taken since."""

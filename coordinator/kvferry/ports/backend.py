@@ -43,12 +43,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a backend can do; decides which parts of the contract suite apply."""
 
     memory: frozenset[str]
+    """Kinds of :class:`Regions` that it moves."""
     one_sided: bool
-    read: bool
-    write: bool
+    """The source takes no part in a read: it cannot refuse one, and needs not be running."""
     same_host_only: bool
     fence: str
     """The act after which it can no longer touch a block, for example ``socket_closed``."""
+    digest: bool = False
+    """Compares blocks as ``ReadRequest.verify`` says; without it ``verified_blocks`` stays 0."""
 
 
 class Verify(enum.StrEnum):
@@ -128,6 +130,14 @@ class Backend(Protocol):
 
         Raises:
             BackendError: the request does not fit the registered regions.
+        """
+        ...
+
+    def forget(self, peer: bytes) -> None:
+        """The process behind this description has ended: drop all that is kept for it.
+
+        Returns at once. Reads under way from it end as ``unreachable``; what they still map is
+        unmapped as they end. A peer never met, or bytes that are no description, are ignored.
         """
         ...
 

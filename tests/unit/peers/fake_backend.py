@@ -18,8 +18,6 @@ class FakeBackend:
     capabilities = Capabilities(
         memory=frozenset({"host"}),
         one_sided=True,
-        read=True,
-        write=False,
         same_host_only=True,
         fence="fake_fence",
     )
@@ -34,6 +32,7 @@ class FakeBackend:
         self.requests: list[ReadRequest] = []
         self.aborts = 0
         self.closed = 0
+        self.forgotten: list[bytes] = []
         self.outcome = ReadOutcome()
         self.refuse_post = ""
         self.break_wait = False
@@ -51,6 +50,9 @@ class FakeBackend:
         self.requests.append(request)
         self.posted.set()
         return FakePosted(self, request)
+
+    def forget(self, peer: bytes) -> None:
+        self.forgotten.append(peer)
 
     def close(self) -> None:
         self.closed += 1
