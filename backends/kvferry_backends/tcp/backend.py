@@ -14,6 +14,7 @@ from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
+from kvferry_backends.tcp.connection import TcpConnection
 from kvferry_backends.tcp.fetching import Fetch
 from kvferry_backends.tcp.links import Links
 from kvferry_backends.tcp.listener import Listener
@@ -91,7 +92,12 @@ class TcpBackend:
                 raise BackendError(
                     "this tcp backend has its regions; make a new one for another pool"
                 )
-            listener = Listener(server, self._options.listen_host, self._options.listen_port)
+            listener = Listener(
+                self.name,
+                self._options.listen_host,
+                self._options.listen_port,
+                lambda stream, peer: TcpConnection(server, stream, peer),
+            )
             self._pool, self._listener = pool, listener
         _log.info(
             "serving %s blocks of %s bytes at %s", pool.blocks, pool.block_bytes, self._address()

@@ -75,20 +75,29 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _check(options: TcpOptions) -> None:
+def check_listening(backend: str, host: str, port: int, advertise: str) -> None:
+    """Check where a backend serves and under which address peers reach it.
+
+    Raises:
+        ConfigError: ``listen_host``, ``listen_port`` or ``advertise`` is wrong.
+    """
     try:
-        host = ipaddress.ip_address(options.listen_host)
+        listen = ipaddress.ip_address(host)
     except ValueError as error:
-        raise ConfigError(f"tcp backend: listen_host {error}; give an IP address") from error
-    if not 0 <= options.listen_port < 65536:
-        raise ConfigError(f"tcp backend: listen_port {options.listen_port} is not 0 to 65535")
-    if options.advertise:
-        split_address(options.advertise)
-    elif host.is_unspecified:
+        raise ConfigError(f"{backend} backend: listen_host {error}; give an IP address") from error
+    if not 0 <= port < 65536:
+        raise ConfigError(f"{backend} backend: listen_port {port} is not 0 to 65535")
+    if advertise:
+        split_address(advertise)
+    elif listen.is_unspecified:
         raise ConfigError(
-            f"tcp backend: listen_host {options.listen_host} means every interface, which no peer "
+            f"{backend} backend: listen_host {host} means every interface, which no peer "
             "can connect to; set advertise to this machine's ip:port"
         )
+
+
+def _check(options: TcpOptions) -> None:
+    check_listening("tcp", options.listen_host, options.listen_port, options.advertise)
     if not 1 <= options.connections <= CONNECTIONS_MAX:
         raise ConfigError(
             f"tcp backend: connections {options.connections} is not 1 to {CONNECTIONS_MAX}"

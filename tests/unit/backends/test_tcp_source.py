@@ -20,7 +20,7 @@ from tests.unit.backends.support import (
 
 from kvferry.errors import BackendError, BackendUnavailable
 from kvferry.ports.backend import Authorize
-from kvferry_backends.tcp import listener
+from kvferry_backends.tcp import connection, listener
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import HEAD_BYTES, MAGIC, encode_part
 
@@ -136,7 +136,7 @@ def test_garbage_is_dropped_without_an_answer(make: Make, garbage: bytes) -> Non
 
 
 def test_who_asks_nothing_is_dropped_soon(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "FIRST_REQUEST_S", 0.2)
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 0.2)
     source = make()
     silent, halting = source.connect(), source.connect()
     halting.sendall(encode_part(source.part())[:20])

@@ -12,7 +12,7 @@ from tests.unit.backends.support import WAIT_S, Source, eventually, read
 from kvferry.errors import BackendError
 from kvferry.ports.backend import ReadRequest
 from kvferry_backends import digest
-from kvferry_backends.tcp import listener, stream
+from kvferry_backends.tcp import connection, listener, stream
 from kvferry_backends.tcp.backend import READS_MAX, TcpBackend
 from kvferry_backends.tcp.wire import decode_peer
 
@@ -69,7 +69,7 @@ def test_small_reads_use_one_connection(
 def test_connections_that_the_source_closed_are_replaced(
     source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "IDLE_S", 0.1)
+    monkeypatch.setattr(connection, "IDLE_S", 0.1)
     assert read(target, source, "t.1").error == ""
     eventually(lambda: source.connections() == 0, "the source closes idle connections")
     assert read(target, source, "t.2").error == ""
@@ -81,7 +81,7 @@ def test_a_connection_that_breaks_unseen_is_replaced_once(
     """The source closes in the very moment of the request, after the look at its state."""
     assert read(target, source, "t.1").error == ""
     monkeypatch.setattr(stream.Stream, "established", lambda self: True)
-    monkeypatch.setattr(listener, "IDLE_S", 0.1)
+    monkeypatch.setattr(connection, "IDLE_S", 0.1)
     assert read(target, source, "t.2").error == ""
     eventually(lambda: source.connections() == 0, "the source closes idle connections")
     assert read(target, source, "t.3").error == ""
