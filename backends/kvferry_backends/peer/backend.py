@@ -19,12 +19,12 @@ from kvferry.ports.backend import (
     Regions,
 )
 from kvferry_backends.layout import check_regions
+from kvferry_backends.pairing import check_request, host_id
 from kvferry_backends.peer.wire import (
     PROTOCOL,
     Allocation,
     PeerDescription,
     decode,
-    host_id,
 )
 
 log = logging.getLogger("kvferry.backends")
@@ -175,18 +175,13 @@ class PeerBackend:
     def _check(self, request: ReadRequest, peer: PeerDescription, regions: Regions) -> None:
         if peer.host != self._host:
             raise BackendError("the peer is on another host; backend peer reaches this one only")
-        widths = [span[3] for span in peer.spans]
-        if widths != [span.length for span in regions.spans]:
-            raise BackendError("the peer's blocks have another shape than ours")
-        if len(request.source_blocks) != len(request.target_blocks) or not request.target_blocks:
-            raise BackendError(
-                f"{len(request.source_blocks)} source blocks for "
-                f"{len(request.target_blocks)} target blocks"
-            )
-        if min(request.source_blocks) < 0 or max(request.source_blocks) >= peer.blocks:
-            raise BackendError(f"a source block is outside the peer's {peer.blocks} blocks")
-        if min(request.target_blocks) < 0 or max(request.target_blocks) >= regions.blocks:
-            raise BackendError(f"a target block is outside our {regions.blocks} blocks")
+        check_request(
+            request,
+            widths=[span.length for span in regions.spans],
+            blocks=regions.blocks,
+            peer_widths=[length for _, _, _, length in peer.spans],
+            peer_blocks=peer.blocks,
+        )
 
     def forget(self, peer: bytes) -> None:
         """Unmap a process that has ended, at once or when the kernels that read it are done."""

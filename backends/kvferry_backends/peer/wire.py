@@ -1,12 +1,10 @@
-"""What a CUDA peer tells of itself, and which host it is on."""
+"""What a CUDA peer tells of itself."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from kvferry.errors import BackendError, BackendUnavailable
+from kvferry_backends.pairing import decode_description
 
 PROTOCOL = 1
 
@@ -34,27 +32,9 @@ class PeerDescription(msgspec.Struct, frozen=True, kw_only=True):
     allocations: tuple[Allocation, ...]
 
 
-def host_id() -> str:
-    """This machine since its last boot: handles of another one mean nothing here.
-
-    Raises:
-        BackendUnavailable: the kernel does not tell.
-    """
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError as error:
-        raise BackendUnavailable(f"the kernel's boot id cannot be read: {error}") from error
-
-
 def decode(peer: bytes) -> PeerDescription:
     """
     Raises:
         BackendError: not a description of this protocol.
     """
-    try:
-        found = msgspec.msgpack.decode(peer, type=PeerDescription)
-    except msgspec.MsgspecError as error:
-        raise BackendError(f"the peer's description cannot be read: {error}") from error
-    if found.protocol != PROTOCOL:
-        raise BackendError(f"the peer speaks protocol {found.protocol}, we speak {PROTOCOL}")
-    return found
+    return decode_description(peer, PeerDescription, PROTOCOL, "peer")
