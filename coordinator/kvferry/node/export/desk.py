@@ -104,7 +104,6 @@ class PinDesk:
         if pin is None:
             pin = OpenPin(
                 key,
-                mark=self._offers.settled_mark(),
                 expires_ms=self._wall_ms() + self._pin_ms_max,
                 opened_s=now_s,
                 last_s=now_s + self._pin_ms_max / 1000,
@@ -193,16 +192,21 @@ class PinDesk:
     def _grant(self, pin: OpenPin, frame: Pin) -> Granted | None:
         """The longest prefix that the pin holds already or that is offered; None for none."""
         blocks: list[int] = []
+        fresh: list[int] = []
+        mark = self._offers.settled_mark()
         for chain in frame.hashes:
             block = pin.held.get(chain)
             if block is None:
                 block = self._offers.find(chain, self.check)
-            if block is None:
-                break
+                if block is None:
+                    break
+                pin.held[chain] = block
+                fresh.append(block)
             blocks.append(block)
         if not blocks:
             return None
-        pin.held.update(zip(frame.hashes, blocks, strict=False))
+        if fresh:
+            pin.marks.setdefault(mark, []).extend(fresh)
         packed = pack_blocks(blocks)
         return Granted(
             transfer=frame.transfer,
@@ -216,7 +220,8 @@ class PinDesk:
         )
 
     def _intact(self, pin: OpenPin) -> bool:
-        if not self._offers.unchanged_since(pin.mark, pin.held.values()):
+        unchanged = self._offers.unchanged_since
+        if not all(unchanged(mark, blocks) for mark, blocks in pin.marks.items()):
             return False
         check = self.check
         return check is None or all(check(block) == chain for chain, block in pin.held.items())

@@ -20,8 +20,9 @@ class OpenPin:
     """A reader's claim on granted blocks.
 
     Attributes:
-        mark: the table's count of changes when the pin was granted; a block that changed later
-            makes the pin void.
+        marks: the table's count of changes when blocks were granted, to these blocks; a block
+            that changed after its own grant makes the pin void. One that changed before was
+            offered anew since, as those of a prefill that goes on while it is read.
         expires_ms: end of every grant of this pin, Unix; no renewal reaches beyond it.
         last_s: the same moment on the table's clock.
         held: chain hash to block, of every block granted so far.
@@ -39,18 +40,16 @@ class OpenPin:
         "holders",
         "key",
         "last_s",
-        "mark",
+        "marks",
         "opened_s",
         "phase",
         "ranks",
     )
 
-    def __init__(
-        self, key: PinKey, *, mark: int, expires_ms: int, opened_s: float, last_s: float
-    ) -> None:
+    def __init__(self, key: PinKey, *, expires_ms: int, opened_s: float, last_s: float) -> None:
         self.key = key
         self.phase = step(PIN_TABLE, UNKNOWN, "pin")
-        self.mark = mark
+        self.marks: dict[int, list[int]] = {}
         self.expires_ms = expires_ms
         self.opened_s = opened_s
         self.deadline_s = opened_s

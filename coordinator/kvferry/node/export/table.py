@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from kvferry.core.events import PinEnded
 from kvferry.node.export.desk import PinDesk, RankEndpoint
 from kvferry.node.export.offers import Check, Offers
+from kvferry.node.export.published import Published
 from kvferry.node.peers.wire import Abort, Done, Granted, Live, Ok, Pin, Refused, Renew, Settled
 
 __all__ = ["ExportTable", "RankEndpoint"]
@@ -37,6 +38,9 @@ class ExportTable:
     processes of that node apart (its scheduler and its workers have a session each).
     Messages may be repeated: a repetition gets the same answer. Every pin is reported to
     ``on_pin_ended`` exactly once, outside the lock, and so is each refusal ``not_held``.
+
+    Attributes:
+        published: prefills under way whose written blocks are offered here one after the other.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ExportTable:
         self._on_pin_ended = on_pin_ended
         self._clock = clock
         self._lock = threading.Lock()
+        self.published = Published()
         self._offers = Offers(gone_max=GONE_MAX)
         self._desk = PinDesk(
             incarnation, self._offers, wall_ms=wall_ms, pins_max=pins_max, pin_ms_max=pin_ms_max
@@ -112,6 +117,7 @@ class ExportTable:
         """While paused, new pins are refused; standing ones go on."""
         with self._lock:
             self._desk.paused = paused
+        self.published.pause(paused)
 
     def held(self, hashes: Sequence[bytes]) -> int:
         """How many blocks the longest offered prefix of ``hashes`` has."""
@@ -159,6 +165,7 @@ class ExportTable:
 
     def close(self) -> None:
         """The node stops: every standing pin ends, and new ones are refused ``not_ready``."""
+        self.published.close()
         with self._operation() as now_s:
             self._desk.close(now_s)
 

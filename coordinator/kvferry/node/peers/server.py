@@ -11,7 +11,17 @@ from kvferry.errors import CodecError, ConfigError, PeerError, PeerUnreachable
 from kvferry.node.export.table import ExportTable
 from kvferry.node.peers.frames import FrameSocket
 from kvferry.node.peers.session import PeerIdentity, admit
-from kvferry.node.peers.wire import Abort, AnyFrame, Done, Hello, Live, Pin, Refused, Renew
+from kvferry.node.peers.wire import (
+    Abort,
+    AnyFrame,
+    Done,
+    Follow,
+    Hello,
+    Live,
+    Pin,
+    Refused,
+    Renew,
+)
 
 log = logging.getLogger("kvferry.peer_server")
 
@@ -208,6 +218,8 @@ class PeerServer:
                 return table.abort(target, request)
             case Live():
                 return table.live(target, request, client=hello.client)
+            case Follow():
+                return table.published.follow(request)
             case _:
                 return None
 

@@ -119,6 +119,37 @@ class Live(Frame, frozen=True, kw_only=True):
     transfers: tuple[str, ...]
 
 
+class Followed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prefill of the source, and what the target knew of it when it asked last."""
+
+    name: str
+    """Under which the source's request was published."""
+    blocks: int
+    """Full blocks of the target's prompt."""
+    tail: bytes
+    """Full chain hash of the last of them: both prompts must be one."""
+    ready: int = 0
+    state: str = ""
+
+
+class Follow(Frame, frozen=True, kw_only=True):
+    """How far are these prefills? Answered as soon as it is further than ``ready`` and ``state``
+    say, and after ``wait_ms`` in any case, so it belongs on a session of its own."""
+
+    prefills: tuple[Followed, ...]
+    wait_ms: int = 0
+
+
+class Progress(Frame, frozen=True, kw_only=True):
+    """Answer to follow, in its order: so many blocks may be pinned, and what is to be expected.
+
+    States are those of :mod:`kvferry.node.export.published`.
+    """
+
+    ready: tuple[int, ...]
+    states: tuple[str, ...]
+
+
 class Settled(Frame, frozen=True, kw_only=True):
     """Answer to done: ``intact`` or ``void``."""
 
@@ -142,6 +173,8 @@ AnyFrame: TypeAlias = (
     | Done
     | Abort
     | Live
+    | Follow
+    | Progress
     | Settled
     | Ok
 )
