@@ -26,6 +26,13 @@ class Ring:
         """Where this slot begins."""
         return self.base + slot * self.slot_bytes
 
+    def part(self, slot: int, size: int) -> Any:
+        """The first ``size`` bytes of a slot, as a tensor (CUDA) or an array (host)."""
+        memory = self._memory
+        origin = memory.data_ptr() if hasattr(memory, "data_ptr") else memory.ctypes.data
+        begin = self.address(slot) - origin
+        return memory[begin : begin + size]
+
     def free(self) -> None:
         """Give the memory back; no address of it may be used any more."""
         self._memory = None
