@@ -1,4 +1,4 @@
-"""The CUDA peer backend: the target reads the source's memory by itself, over NVLink or PCIe."""
+"""The CUDA peer backend as the connectors see it."""
 
 from __future__ import annotations
 
@@ -6,35 +6,44 @@ import logging
 import secrets
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from kvferry.errors import BackendError, BackendUnavailable, ConfigError
-from kvferry.ports.backend import (
-    Authorize,
-    Capabilities,
-    Posted,
-    ReadRequest,
-    Regions,
-)
+from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
+from kvferry_backends.identity import Identity, lives, own_identity
 from kvferry_backends.layout import check_regions
-from kvferry_backends.pairing import check_request, host_id
-from kvferry_backends.peer.wire import (
-    PROTOCOL,
-    Allocation,
-    PeerDescription,
-    decode,
-)
+from kvferry_backends.pairing import check_request
+from kvferry_backends.peer.mapping import Mapping, Mappings, Opened
+from kvferry_backends.peer.reading import Done, KernelRead
+from kvferry_backends.peer.wire import PeerDescription, decode
 
-log = logging.getLogger("kvferry.backends")
+log = logging.getLogger("kvferry.backends.peer")
+
+
+class Device(Protocol):
+    """What of :class:`kvferry_backends.peer.device.CudaDevice` the backend uses."""
+
+    @property
+    def description(self) -> PeerDescription: ...
+    def open(self, peer: PeerDescription) -> Opened: ...
+    def copy(
+        self, peer: Any, sources: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Done, object]: ...
+
+
+MakeDevice = Callable[[Regions, Identity, str], Device]
 
 
 class PeerBackend:
     """Reads blocks of another process of this host with one kernel a transfer.
 
     One-sided: the source takes no part and cannot refuse, so a read proves nothing until the
-    source has answered ``intact``. Blocks carry no digest, for they cross no wire of ours.
+    source has answered ``intact``. Blocks carry no digest, for they cross no wire of ours. Works
+    where each process sees one GPU only. How it is ordered with the engine's own work is said in
+    :mod:`kvferry_backends.peer`.
     """
 
     name = "peer"
@@ -45,88 +54,48 @@ class PeerBackend:
         fence="kernel_finished",
     )
 
-    def __init__(self, options: dict[str, object]) -> None:
+    def __init__(
+        self, options: dict[str, object], *, make_device: MakeDevice | None = None
+    ) -> None:
+        """Touches no device yet; ``make_device`` stands in for a GPU in tests.
+
+        Raises:
+            ConfigError: there is an option; it has none.
+            BackendUnavailable: torch or triton is missing, or torch sees no CUDA device.
+        """
         if options:
             raise ConfigError(f"backend peer has no options; remove {', '.join(sorted(options))}")
-        try:
-            import torch
-            import triton  # noqa: F401
-        except ImportError as error:
-            raise BackendUnavailable(f"backend peer needs torch and triton: {error}") from error
-        if not torch.cuda.is_available():
-            raise BackendUnavailable("backend peer needs a CUDA device, and torch sees none")
-        self._host = host_id()
+        self._make_device = make_device or _cuda_device()
+        self._identity = own_identity()
         self._instance = secrets.token_hex(8)
         self._regions: Regions | None = None
         self._description = b""
         self._lock = threading.Lock()
+        self._reads: set[KernelRead] = set()
         self._closed = False
 
     def register(self, regions: Regions, authorize: Authorize) -> None:
-        """Share these blocks over CUDA IPC, and compile the kernel.
+        """Share these blocks over CUDA IPC, and compile the kernel. Once in a backend's life.
+
+        ``authorize`` is never called: a reader asks nobody.
 
         Raises:
-            BackendError: the memory is not CUDA memory, its spans differ in length, or CUDA
-                cannot share it (expandable segments, sleep mode).
+            BackendError: the memory is not CUDA memory, CUDA IPC cannot share it (sleep mode,
+                expandable segments), or there are regions already.
         """
-        import torch
-
-        from kvferry_backends.peer.gather import WORD_BYTES, launch, span_table
-        from kvferry_backends.peer.mapping import Mappings
-
+        if regions.kind != "cuda":
+            raise BackendError(f"peer reads CUDA memory, and the regions are {regions.kind}")
         check_regions(regions)
-        widths = {span.length for span in regions.spans}
-        if regions.kind != "cuda" or len(widths) != 1 or widths.pop() % WORD_BYTES:
-            raise BackendError(
-                "backend peer moves CUDA memory whose spans have one length, a multiple of 8"
-            )
-        self._device = torch.device("cuda", regions.device)
-        self._span_bytes = regions.spans[0].length
-        self._description = self._share(regions)
-        self._regions = regions
-        with torch.cuda.device(self._device):
-            self._stream = torch.cuda.Stream(priority=-1)
-            self._targets = span_table(
-                [(span.address, span.stride) for span in regions.spans], self._device
-            )
-            self._mappings = Mappings(self._device)
-            # Compiled now, onto itself, so that the first transfer does not wait for it.
-            none = torch.zeros(1, dtype=torch.int32, device=self._device)
-            with torch.cuda.stream(self._stream):
-                launch(self._targets, self._targets, none, none, self._span_bytes)
-            self._stream.synchronize()
-
-    def _share(self, regions: Regions) -> bytes:
-        owners: Any = regions.owner
-        storages: dict[int, Any] = {}
-        for tensor in owners:
-            storage = tensor.untyped_storage()
-            storages.setdefault(storage.data_ptr(), storage)
-        bases = sorted(storages)
-        spans = []
-        for span in regions.spans:
-            index = max(i for i, base in enumerate(bases) if base <= span.address)
-            spans.append((index, span.address - bases[index], span.stride, span.length))
-        try:
-            shared = [storages[base]._share_cuda_() for base in bases]
-        except RuntimeError as error:
-            raise BackendError(
-                f"CUDA cannot share the KV cache ({error}); start the engine without "
-                "expandable_segments and without sleep mode"
-            ) from error
-        return msgspec.msgpack.encode(
-            PeerDescription(
-                protocol=PROTOCOL,
-                host=self._host,
-                instance=self._instance,
-                blocks=regions.blocks,
-                spans=tuple(spans),
-                allocations=tuple(
-                    Allocation(tuple(share[1:]), base, storages[base].nbytes())
-                    for base, share in zip(bases, shared, strict=True)
-                ),
-            )
-        )
+        with self._lock:
+            self._check_open()
+            if self._regions is not None:
+                raise BackendError(
+                    "this peer backend has its regions; make a new one for another pool"
+                )
+            self._device = self._make_device(regions, self._identity, self._instance)
+            self._mappings = Mappings(self._device.open, self._lives)
+            self._description = msgspec.msgpack.encode(self._device.description)
+            self._regions = regions
 
     def describe(self) -> bytes:
         """What a peer needs to map our blocks.
@@ -134,54 +103,44 @@ class PeerBackend:
         Raises:
             BackendError: nothing is registered.
         """
-        if not self._description:
-            raise BackendError("backend peer has no blocks yet; register first")
+        self._registered()
         return self._description
 
     def post(self, request: ReadRequest) -> Posted:
         """Launch the kernel and return.
 
         Raises:
-            BackendError: another host, another shape, ids out of range, or no mapping.
+            BackendError: another host, another shape, ids out of range, the peer's process has
+                ended, or its memory cannot be mapped.
         """
-        import torch
-
-        from kvferry_backends.peer.gather import launch
-        from kvferry_backends.peer.reading import KernelRead
-
-        regions = self._regions
-        if regions is None or self._closed:
-            raise BackendError("backend peer is not registered, or closed")
+        regions = self._registered()
         peer = decode(request.peer)
-        self._check(request, peer, regions)
-        began = time.monotonic()
-        mapping = self._mappings.take(peer)
-        try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                ids = torch.tensor(
-                    [list(request.source_blocks), list(request.target_blocks)], dtype=torch.int32
-                ).to(self._device, non_blocking=True)
-                launch(mapping.spans, self._targets, ids[0], ids[1], self._span_bytes)
-                done = torch.cuda.Event()
-                done.record(self._stream)
-        except RuntimeError as error:
-            self._mappings.give_back(mapping)
-            raise BackendError(f"the gather kernel cannot be started: {error}") from error
-        total = len(request.target_blocks) * regions.block_bytes
-        return KernelRead(
-            done, total, began, on_end=lambda: self._mappings.give_back(mapping), keep=ids
-        )
-
-    def _check(self, request: ReadRequest, peer: PeerDescription, regions: Regions) -> None:
-        if peer.host != self._host:
-            raise BackendError("the peer is on another host; backend peer reaches this one only")
-        check_request(
+        sources, targets = check_request(
             request,
             widths=[span.length for span in regions.spans],
             blocks=regions.blocks,
-            peer_widths=[length for _, _, _, length in peer.spans],
+            peer_widths=peer.widths,
             peer_blocks=peer.blocks,
         )
+        began_s = time.monotonic()
+        with self._lock:
+            # Within the lock, so that close() finds every read whose kernel was launched.
+            self._check_open()
+            mapping = self._mappings.take(peer)
+            try:
+                done, keep = self._device.copy(mapping.opened, sources, targets)
+            except RuntimeError as error:
+                self._mappings.give_back(mapping)
+                raise BackendError(f"the gather kernel cannot be started: {error}") from error
+            read = KernelRead(
+                done,
+                len(targets) * regions.block_bytes,
+                began_s,
+                on_end=lambda ended: self._ended(ended, mapping),
+                keep=keep,
+            )
+            self._reads.add(read)
+        return read
 
     def forget(self, peer: bytes) -> None:
         """Unmap a process that has ended, at once or when the kernels that read it are done."""
@@ -191,14 +150,65 @@ class PeerBackend:
             log.debug("nothing to forget: %s", error)
             return
         if self._regions is not None:
-            self._mappings.drop(gone.instance)
+            self._mappings.drop(
+                gone.instance, f"the connector says that process {gone.process.pid} has ended"
+            )
 
     def close(self) -> None:
-        """Wait for running kernels and unmap every peer."""
+        """Wait for running kernels and unmap every peer. May be called twice.
+
+        Raises:
+            BackendError: a kernel does not end (:class:`KernelRead`).
+        """
         with self._lock:
-            if self._closed or self._regions is None:
-                self._closed = True
-                return
             self._closed = True
-        self._stream.synchronize()
-        self._mappings.close()
+            reads = list(self._reads)
+        stuck = ""
+        for read in reads:
+            try:
+                read.abort()
+            except BackendError as error:
+                stuck = str(error)
+        if self._regions is not None:
+            self._mappings.close()
+        if stuck:
+            raise BackendError(stuck)
+
+    def _ended(self, read: KernelRead, mapping: Mapping[Any]) -> str:
+        self._mappings.give_back(mapping)
+        with self._lock:
+            self._reads.discard(read)
+        return mapping.gone
+
+    def _lives(self, process: Identity) -> bool | None:
+        return lives(process, self._identity)
+
+    def _registered(self) -> Regions:
+        if self._regions is None:
+            raise BackendError("backend peer has no blocks yet; register first")
+        return self._regions
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("backend peer is closed")
+
+
+def _cuda_device() -> MakeDevice:
+    """
+    Raises:
+        BackendUnavailable: this process has no GPU, or lacks a library.
+    """
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailable(f"backend peer needs torch and triton: {error}") from error
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("backend peer needs a CUDA device, and torch sees none")
+
+    def make(regions: Regions, process: Identity, instance: str) -> Device:
+        from kvferry_backends.peer.device import CudaDevice
+
+        return CudaDevice(regions, process, instance)
+
+    return make
