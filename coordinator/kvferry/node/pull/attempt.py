@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
-from kvferry.errors import BackendError, PeerRefused, PeerUnreachable
+from kvferry.errors import PeerRefused, PeerUnreachable
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.wire import Abort, AnyFrame, Done, Granted, Pin, Renew, Settled
+from kvferry.node.pull.failure import Failed
 from kvferry.node.pull.jobs import PullJob, PullResult
-from kvferry.ports.backend import Backend, Posted, ReadOutcome, ReadRequest
+from kvferry.node.pull.links import Links
+from kvferry.node.pull.reading import Reader
+from kvferry.node.pull.reads import Control
 
 log = logging.getLogger("kvferry.puller")
 
 ResultT = TypeVar("ResultT")
 
-WAIT_SLICE_S = 0.05
-"""How soon a cancelled read is noticed."""
 RENEW_TIMEOUT_S = 1.0
 ABORT_TIMEOUT_S = 0.5
 NOBODY_LISTENS = "nobody listens"
@@ -39,16 +40,6 @@ class Limits(msgspec.Struct, frozen=True):
     """For one answer of the source."""
 
 
-class Failed(Exception):
-    """The pull ends without use; carries ``stage``, ``reason`` and ``detail``."""
-
-    def __init__(self, stage: str, reason: str, detail: str = "") -> None:
-        super().__init__(f"{stage}: {reason}: {detail}")
-        self.stage = stage
-        self.reason = reason
-        self.detail = detail
-
-
 class Attempt:
     """Runs one job. :meth:`run` never raises and returns after the fence."""
 
@@ -56,7 +47,7 @@ class Attempt:
         self,
         job: PullJob,
         client: PeerClient,
-        backends: Sequence[Backend],
+        links: Links,
         limits: Limits,
         *,
         cancelled: threading.Event,
@@ -65,7 +56,7 @@ class Attempt:
     ) -> None:
         self._job = job
         self._client = client
-        self._backends = backends
+        self._links = links
         self._limits = limits
         self._cancelled = cancelled
         self._submitted_s = submitted_s
@@ -73,8 +64,7 @@ class Attempt:
         self._skip_done = skip_done
         self._stage = "pin"
         self._took_ms: dict[str, float] = {}
-        self._backend: Backend | None = None
-        self._posted: Posted | None = None
+        self._reader = Reader(job, Control(self._grant, self._renew, self._left_s), links)
         self._fence = ""
         self._answers = True
 
@@ -87,7 +77,10 @@ class Attempt:
         except Exception as error:
             # A defect of a backend or of ours must not cost the engine its one result.
             log.exception("transfer %s failed unexpectedly", self._job.transfer)
-            return self._failure(Failed(self._stage, "error", f"{type(error).__name__}: {error}"))
+            detail = f"{type(error).__name__}: {error}"
+            if self._stage == "read":
+                self._reader.blame(detail)
+            return self._failure(Failed(self._stage, "error", detail))
 
     def say_abort(self, why: str) -> None:
         """Free the source's pin early; its deadline does it otherwise.
@@ -108,9 +101,7 @@ class Attempt:
 
     def _pull(self) -> PullResult:
         job = self._job
-        granted = self._timed("pin", self._pin)
-        count = len(granted.blocks)
-        outcome = self._timed("read", lambda: self._read(granted))
+        count = self._bring()
         if not self._skip_done:
             self._timed("settle", self._settle)
         return self._complete(
@@ -120,85 +111,90 @@ class Attempt:
                 ok=True,
                 count=count,
                 failed_blocks=job.target_blocks[count:],
-                bytes=outcome.bytes,
-                verified_blocks=outcome.verified_blocks,
+                bytes=self._reader.bytes,
+                verified_blocks=self._reader.verified_blocks,
             )
         )
 
-    def _pin(self) -> Granted:
-        job = self._job
+    def _bring(self) -> int:
+        """Pin and read; how many target blocks are in place, from the first on."""
+        granted = self._timed("pin", self._pin)
+        self._timed("read", lambda: self._reader.read(granted))
+        return len(granted.blocks)
+
+    # --- what the reads need ----------------------------------------------------------------
+
+    def _grant(self, first: int, count: int) -> Granted:
+        """A grant for exactly these blocks of the job; the pin that stands covers them.
+
+        Raises:
+            Failed: the source does not grant all of them.
+        """
+        granted = self._ask_pin(self._wanted()[first : first + count], self._job.start + first)
+        if len(granted.blocks) != count:
+            raise Failed(
+                "read", "refused", f"{len(granted.blocks)} of {count} blocks granted again"
+            )
+        return granted
+
+    def _renew(self) -> bool:
+        """Keep the pin; False when the source does not answer.
+
+        Raises:
+            Failed: the pin has ended.
+        """
+        frame = Renew(transfer=self._job.transfer, deadline_ms=self._limits.pin_ms)
+        timeout_s = min(RENEW_TIMEOUT_S, self._left_s())
         try:
-            wanted = job.wanted()
+            self._client.call(self._job.address, frame, timeout_s=timeout_s)
+        except PeerRefused as refused:
+            raise Failed("read", "refused", f"the pin ended: {refused}") from refused
+        except PeerUnreachable as error:
+            log.debug("renewal of %s was not heard: %s", self._job.transfer, error)
+            return False
+        return True
+
+    def _left_s(self) -> float:
+        """Seconds left for this pull; fails it when it was cancelled or has none."""
+        if self._cancelled.is_set():
+            raise Failed(self._stage, "aborted", "cancelled by the engine")
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise Failed(self._stage, "deadline", f"{self._job.deadline_s} s have passed")
+        return left_s
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _pin(self) -> Granted:
+        return self._ask_pin(self._wanted(), self._job.start)
+
+    def _wanted(self) -> tuple[bytes, ...]:
+        try:
+            return self._job.wanted()
         except ValueError as error:
             raise Failed("pin", "error", str(error)) from error
+
+    def _ask_pin(self, wanted: tuple[bytes, ...], start: int) -> Granted:
+        job = self._job
         frame = Pin(
             transfer=job.transfer,
             incarnation=job.incarnation,
             hashes=wanted,
-            start=job.start,
+            start=start,
             deadline_ms=self._limits.pin_ms,
             ranks=job.ranks,
         )
         granted = self._ask(frame)
         if not isinstance(granted, Granted) or granted.transfer != job.transfer:
-            raise Failed("pin", "error", f"{type(granted).__name__} answers a pin")
+            raise Failed(self._stage, "error", f"{type(granted).__name__} answers a pin")
         if not 0 < len(granted.blocks) <= len(wanted):
-            raise Failed("pin", "error", f"{len(granted.blocks)} of {len(wanted)} blocks granted")
+            detail = f"{len(granted.blocks)} of {len(wanted)} blocks granted"
+            raise Failed(self._stage, "error", detail)
         ranks = len(granted.grants)
         if ranks != job.ranks or len(granted.backends) != ranks or not 0 <= job.rank < ranks:
-            raise Failed("pin", "refused", f"the source has {ranks} ranks, we have {job.ranks}")
+            detail = f"the source has {ranks} ranks, we have {job.ranks}"
+            raise Failed(self._stage, "refused", detail)
         return granted
-
-    def _read(self, granted: Granted) -> ReadOutcome:
-        job = self._job
-        offered = granted.backends[job.rank]
-        backend = next((b for b in self._backends if b.name in offered), None)
-        if backend is None:
-            ours = ", ".join(b.name for b in self._backends) or "none"
-            theirs = ", ".join(offered) or "none"
-            raise Failed("read", "error", f"no common backend: {ours} here, {theirs} there")
-        self._backend = backend
-        request = ReadRequest(
-            transfer=job.transfer,
-            peer=offered[backend.name],
-            grant=granted.grants[job.rank],
-            source_blocks=granted.blocks,
-            target_blocks=job.target_blocks[: len(granted.blocks)],
-            verify=job.verify,
-            deadline_s=self._left_s(),
-        )
-        try:
-            self._posted = posted = backend.post(request)
-        except BackendError as error:
-            raise Failed("read", "error", str(error)) from error
-        outcome = self._wait(posted, granted.deadline_ms / 3000)
-        if outcome.error:
-            raise Failed("read", outcome.error, outcome.detail)
-        self._posted = None
-        return outcome
-
-    def _wait(self, posted: Posted, renew_every_s: float) -> ReadOutcome:
-        renew_at_s = time.monotonic() + renew_every_s
-        while True:
-            outcome = posted.wait(min(WAIT_SLICE_S, self._left_s()))
-            if outcome is not None:
-                return outcome
-            self._left_s()
-            if time.monotonic() >= renew_at_s:
-                self._renew()
-                renew_at_s = time.monotonic() + renew_every_s
-
-    def _renew(self) -> None:
-        frame = Renew(transfer=self._job.transfer, deadline_ms=self._limits.pin_ms)
-        try:
-            self._client.call(
-                self._job.address, frame, timeout_s=min(RENEW_TIMEOUT_S, self._left_s())
-            )
-        except PeerRefused as refused:
-            raise Failed("read", "refused", f"the pin ended: {refused}") from refused
-        except PeerUnreachable as error:
-            # The bytes may still come, and done asks again: it alone decides.
-            log.debug("renewal of %s was not heard: %s", self._job.transfer, error)
 
     def _settle(self) -> None:
         answer = self._ask(Done(transfer=self._job.transfer, rank=self._job.rank))
@@ -215,21 +211,16 @@ class Attempt:
             )
         except PeerRefused as refused:
             self._answers = refused.reason not in NOTHING_TO_ABORT
+            if refused.reason == "incarnation":
+                self._links.gone(self._job.incarnation)
             raise Failed(self._stage, "refused", str(refused)) from refused
         except PeerUnreachable as error:
             self._answers = False
             gone = isinstance(error.__cause__, ConnectionRefusedError)
+            if gone:
+                self._links.gone(self._job.incarnation)
             detail = f"{NOBODY_LISTENS}: {error}" if gone else str(error)
             raise Failed(self._stage, "unreachable", detail) from error
-
-    def _left_s(self) -> float:
-        """Seconds left for this pull; fails it when it was cancelled or has none."""
-        if self._cancelled.is_set():
-            raise Failed(self._stage, "aborted", "cancelled by the engine")
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise Failed(self._stage, "deadline", f"{self._job.deadline_s} s have passed")
-        return left_s
 
     def _timed(self, stage: str, act: Callable[[], ResultT]) -> ResultT:
         self._stage = stage
@@ -240,7 +231,8 @@ class Attempt:
             self._took_ms[stage] = (time.monotonic() - began_s) * 1000
 
     def _failure(self, failure: Failed) -> PullResult:
-        self._end_read()
+        self._reader.end()  # No result goes out while a target block may still change.
+        self._fence = self._fence or self._reader.fence
         return self._complete(
             PullResult(
                 transfer=self._job.transfer,
@@ -253,37 +245,14 @@ class Attempt:
             )
         )
 
-    def _end_read(self) -> None:
-        """Fence: no result goes out while a target block may still change."""
-        if self._posted is None or self._backend is None:
-            return
-        try:
-            self._posted.abort()
-            self._fence = self._backend.capabilities.fence
-        except Exception:
-            log.exception("backend %s cannot end a read; closing it", self._backend.name)
-            self._fence = self._close_backend(self._backend)
-
-    def _close_backend(self, backend: Backend) -> str:
-        try:
-            backend.close()
-        except Exception:
-            log.critical(
-                "backend %s cannot be closed: blocks of transfer %s may still change; "
-                "restart this engine",
-                backend.name,
-                self._job.transfer,
-                exc_info=True,
-            )
-            return ""
-        return "backend_closed"
-
     def _complete(self, result: PullResult) -> PullResult:
         """The result with what was measured on the way."""
+        reader = self._reader
         return msgspec.structs.replace(
             result,
-            fence=self._fence,
-            backend=self._backend.name if self._backend else "",
+            fence=self._fence or reader.fence,
+            backend=reader.most,
+            chosen=reader.news,
             pin_ms=self._took_ms.get("pin", 0.0),
             read_ms=self._took_ms.get("read", 0.0),
             settle_ms=self._took_ms.get("settle", 0.0),

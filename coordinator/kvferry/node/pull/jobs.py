@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry.node.pull.choice import Chosen
 from kvferry.ports.backend import Verify
 
 
@@ -65,6 +66,9 @@ class PullResult(msgspec.Struct, frozen=True, kw_only=True):
     fence: str = ""
     """How the backend was made unable to touch the blocks, if a read had to be ended."""
     backend: str = ""
+    """The one that moved most."""
+    chosen: Chosen | None = None
+    """The backend for this pair from now on, where this pull chose it."""
     bytes: int = 0
     verified_blocks: int = 0
     pin_ms: float = 0.0

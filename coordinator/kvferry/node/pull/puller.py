@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.pull.attempt import Attempt, Limits
 from kvferry.node.pull.jobs import PullJob, PullResult
+from kvferry.node.pull.links import Links
 from kvferry.ports.backend import Backend
 
 __all__ = ["PullJob", "PullResult", "Puller"]
@@ -37,7 +38,8 @@ class Puller:
     """Pin, read, settle; and exactly one result for each submitted job, whatever happens.
 
     :meth:`submit`, :meth:`cancel` and :meth:`take` return at once and may be called by an engine
-    thread. Backends stand in order of preference; the first that the source has too is used.
+    thread. Backends stand in order of preference, which counts until a transfer is large enough
+    to measure those that the source has too. ``block_bytes`` is the size of a block on this rank.
 
     Attributes:
         unsafe_skip_done: a hook for the one test that proves why ``done`` exists. A pull that
@@ -52,10 +54,11 @@ class Puller:
         threads: int = 4,
         pin_ms: int = 10_000,
         call_timeout_s: float = 2.0,
+        block_bytes: int = 1,
     ) -> None:
         self.unsafe_skip_done = False
         self._client = client
-        self._backends = tuple(backends)
+        self._links = Links(backends, block_bytes)
         self._limits = Limits(pin_ms=pin_ms, call_s=call_timeout_s)
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
@@ -134,7 +137,7 @@ class Puller:
             attempt = Attempt(
                 entry.job,
                 self._client,
-                self._backends,
+                self._links,
                 self._limits,
                 cancelled=entry.cancelled,
                 submitted_s=entry.submitted_s,
