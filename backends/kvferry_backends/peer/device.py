@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvferry.errors import BackendError
 from kvferry.ports.backend import Regions
 from kvferry_backends.identity import Identity
 from kvferry_backends.peer.driver import CudaDriver
@@ -56,9 +57,18 @@ class CudaDevice:
             self._stream.synchronize()  # Also makes the GPU's context current on this thread.
             self._driver = CudaDriver()
         self.description = describe_regions(regions, self._driver, process, instance)
+        self._compile()
+
+    def _compile(self) -> None:
         wide = aligned(self._placed, WORD_BYTES)
-        # Onto itself: the engine has written nothing yet, and nothing changes.
-        self._launch(self._targets, [0], [0], wide=wide)[0].synchronize()
+        try:
+            # Block 0 onto itself: the engine has written nothing yet, and nothing changes.
+            self._launch(self._targets, [0], [0], wide=wide)[0].synchronize()
+        except Exception as error:
+            # Triton fails in many ways, for example without a C compiler; none may end the engine.
+            raise BackendError(
+                f"the gather kernel cannot be made here: {type(error).__name__}: {error}"
+            ) from error
 
     def open(self, peer: PeerDescription) -> MappedPeer:
         """Map a peer's memory.

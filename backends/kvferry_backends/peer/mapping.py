@@ -19,9 +19,10 @@ from kvferry_backends.peer.wire import PeerDescription
 
 REAP_EVERY_S = 0.25
 """How often the reaper looks whether mapped processes live."""
-UNSEEN_IDLE_S = 60.0
+UNSEEN_IDLE_S = 5.0
 """A peer in another pid namespace cannot be watched: its mapping is given up after so long
-without use, and made again when it is needed."""
+without use. Making it again costs a few milliseconds; keeping it can keep a restarted peer, which
+takes longer than this to start, from its memory."""
 JOIN_S = 10.0
 
 log = logging.getLogger("kvferry.backends.peer")

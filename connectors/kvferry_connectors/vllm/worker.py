@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.errors import EngineUnsupported, KVFerryError
+from kvferry.errors import BackendError, EngineUnsupported, KVFerryError
 from kvferry.node.export.grants import verify_grant
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.keys import load_key
@@ -103,19 +103,25 @@ class WorkerSide:
             if name == "tcp":
                 given.setdefault("listen_host", self._options.host)
             named[name] = given
-        left_out: dict[str, str] = {}
-        usable = create_usable(chosen, named, left_out=left_out)
+        absent: dict[str, str] = {}
+        refused: dict[str, str] = {}
         kept = []
-        for backend in usable:
-            if regions.kind in backend.capabilities.memory:
-                backend.register(regions, self._authorize)
-                kept.append(backend)
-            else:
-                left_out[backend.name] = f"it cannot read {regions.kind} memory"
+        for backend in create_usable(chosen, named, left_out=absent):
+            if regions.kind not in backend.capabilities.memory:
+                absent[backend.name] = f"it cannot read {regions.kind} memory"
                 backend.close()
-        if not self._options.backends and kept:
-            left_out.clear()  # Nobody asked for them by name, so nobody needs to hear.
-        return kept, left_out
+                continue
+            try:
+                backend.register(regions, self._authorize)
+            except BackendError as error:
+                log.warning("data plane %s is left out: %s", backend.name, error)
+                refused[backend.name] = str(error)
+                backend.close()
+            else:
+                kept.append(backend)
+        if kept and not self._options.backends:
+            absent.clear()  # Nobody asked for them by name, so nobody needs to hear.
+        return kept, {**absent, **refused}
 
     def _authorize(self, transfer: str, grant: bytes, blocks: bytes) -> bool:
         return verify_grant(self._key, transfer, grant, blocks, int(time.time() * 1000))

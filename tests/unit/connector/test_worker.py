@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.contract.pools import Pool
 
+from kvferry.errors import BackendError
 from kvferry.node.pull.puller import PullJob, PullResult
-from kvferry.ports.backend import Verify
+from kvferry.ports.backend import Capabilities, Verify
+from kvferry_backends.tcp.backend import TcpBackend
+from kvferry_connectors.vllm import worker
 from kvferry_connectors.vllm.metadata import FerryMetadata, LoadJob, SessionIdentity
 from kvferry_connectors.vllm.options import parse
 from kvferry_connectors.vllm.worker import WorkerSide
@@ -55,7 +59,9 @@ class Bench:
         options = parse({"key": "hex:" + "5a" * 32, "verify": "full", "pin_ms": 777, **more})
         self.side = WorkerSide(config, None, options, make_puller=self._make)
 
-    def _make(self, client: Any, backends: Any, *, pin_ms: int, call_timeout_s: float) -> Any:
+    def _make(
+        self, client: Any, backends: Any, *, pin_ms: int, call_timeout_s: float, **more: Any
+    ) -> Any:
         self.puller.pin_ms, self.puller.call_timeout_s = pin_ms, call_timeout_s
         return self.puller
 
@@ -155,3 +161,52 @@ def test_closing_closes_the_puller(bench: Bench) -> None:
     bench.load("a")
     bench.side.close()
     assert bench.puller.closed
+
+
+class Refusing:
+    """A data plane that meets memory it cannot share, as CUDA IPC meets sleep mode."""
+
+    name = "peer"
+    capabilities = Capabilities(
+        memory=frozenset({"host"}), one_sided=True, same_host_only=True, fence="none"
+    )
+    closed = False
+
+    def register(self, regions: Any, authorize: Any) -> None:
+        raise BackendError("CUDA IPC cannot share the KV cache")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, *backends: Any) -> WorkerSide:
+    pool = Pool(4, [4096])
+    monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
+    monkeypatch.setattr(worker, "regions_of", lambda caches, config: pool.regions)
+    monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
+    monkeypatch.setattr(worker, "create_usable", lambda order, options, left_out: list(backends))
+    side = Bench().side
+    side.register({})
+    return side
+
+
+def test_a_data_plane_that_cannot_share_the_cache_leaves_the_others_to_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing = Refusing()
+    side = registered(monkeypatch, refusing, TcpBackend({}))
+    hello = side.hello
+    assert hello is not None
+    assert hello.problem == ""
+    assert list(hello.backends) == ["tcp"]
+    assert hello.left_out == {"peer": "CUDA IPC cannot share the KV cache"}
+    assert refusing.closed
+    side.close()
+
+
+def test_without_any_data_plane_the_engine_serves_alone_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hello = registered(monkeypatch, Refusing()).hello
+    assert hello is not None
+    assert "no data plane works here: peer: CUDA IPC cannot share" in hello.problem
