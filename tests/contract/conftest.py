@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
-from tests.contract.kinds import KINDS, Kind
-from tests.contract.peers import PeerProcess
+from tests.contract.kinds import USABLE, Kind
+from tests.contract.permits import allow
 from tests.contract.pools import Pool
+from tests.contract.sources import SourceProcess
 
 from kvferry.ports.backend import Authorize, Backend
 
 Serve = Callable[..., Backend]
+Start = Callable[[], SourceProcess]
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: "-".join([kind.name, *map(str, kind.options)]))
+@pytest.fixture(scope="session", params=USABLE, ids=lambda kind: kind.label)
 def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each backend under the contract that works on this machine."""
     found: Kind = request.param
     return found
 
 
-def allow(transfer: str, grant: bytes, packed: bytes) -> bool:
-    return True
-
-
-def deny(transfer: str, grant: bytes, packed: bytes) -> bool:
-    return False
+@pytest.fixture(scope="session")
+def sources(kind: Kind) -> Iterator[SourceProcess]:
+    """One process of sources for all tests of a kind that neither stop nor kill it."""
+    process = SourceProcess(kind)
+    yield process
+    process.close()
 
 
 @pytest.fixture
@@ -46,18 +49,20 @@ def serve(kind: Kind) -> Iterator[Serve]:
     yield make
     for backend in made:
         backend.close()
-    assert set(threading.enumerate()) <= threads
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    if not kind.keeps_process_wide:
+        assert set(threading.enumerate()) <= threads
+        assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
 @pytest.fixture
-def start_peer(kind: Kind) -> Iterator[Callable[[int, Sequence[int], str], PeerProcess]]:
-    made: list[PeerProcess] = []
+def start(kind: Kind) -> Iterator[Start]:
+    """Start a process of sources that a test may freeze or kill."""
+    made: list[SourceProcess] = []
 
-    def start(blocks: int, widths: Sequence[int], seed: str) -> PeerProcess:
-        made.append(PeerProcess(kind, blocks, widths, seed))
+    def one() -> SourceProcess:
+        made.append(SourceProcess(kind))
         return made[-1]
 
-    yield start
-    for peer in made:
-        peer.close()
+    yield one
+    for process in made:
+        process.close()

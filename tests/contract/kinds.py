@@ -1,28 +1,128 @@
-"""The backends that the contract suite runs against, and what it must know of each."""
+"""The backends that the contract suite runs against, and what it must know of each.
+
+To put one more under the contract, add an entry to :data:`KINDS`. One that cannot work on this
+machine is skipped once, with its name and the backend's own reason. What a backend can do is
+asked of its capabilities; an entry only says what those cannot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from kvferry.ports.backend import Backend
+from tests.contract.pools import Pool, make_pool
+
+from kvferry.errors import BackendUnavailable
+from kvferry.ports.backend import Backend, Capabilities
 from kvferry_backends import registry
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One backend under the contract."""
+    """One backend, as the contract meets it."""
 
     name: str
     options: dict[str, object] = field(default_factory=dict)
+    memory: str = "host"
+    """Of the pools on both sides."""
+    devices: tuple[int, int] = (0, 0)
+    """Of the source's and of the target's pool, where the memory has devices."""
+    moves: Callable[[Sequence[int]], bool] = lambda widths: True
+    """Whether blocks of these bytes in each span can be moved; else ``register`` must refuse."""
     through: Callable[[str], dict[str, object]] | None = None
     """Options that make peers come through a relay at ``ip:port``; None without such a thing."""
+    place_of: Callable[[bytes], dict[str, object]] = lambda description: {}
+    """Options by which a successor takes the very place that a description names."""
+    revokes: bool = True
+    """Whether a source's ``close`` ends what peers can read; where it does not, ``done`` tells."""
+    aborts_alone: bool = True
+    """Whether an abort leaves the backend's other reads alone."""
+    long_blocks: int = 1024
+    """So many blocks of 64 KiB take long enough for a test to act in mid-read."""
+    keeps_process_wide: bool = False
+    """Its library keeps threads and descriptors until the process ends, so none are counted."""
+
+    @property
+    def label(self) -> str:
+        """Its name, with whatever sets it apart."""
+        memory = [] if self.memory == "host" else [self.memory]
+        return "-".join([self.name, *memory, *self.options])
 
     def make(self, **options: object) -> Backend:
+        """A backend of this kind.
+
+        Raises:
+            BackendUnavailable: it cannot work here.
+        """
         return registry.create(self.name, {**self.options, **options})
+
+    def pool(
+        self, blocks: int, widths: Sequence[int], gap: int = 0, *, source: bool = False
+    ) -> Pool:
+        """A pool in this kind's memory."""
+        device = self.devices[0 if source else 1]
+        return make_pool(self.memory, blocks, widths, gap, device=device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _meet(self)[1]
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot run on this machine; empty where it can."""
+        return _meet(self)[0]
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+
+@functools.cache
+def _meet(kind: Kind) -> tuple[str, Capabilities]:
+    nothing = Capabilities(frozenset(), False, False, "")
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if kind.memory == "cuda" and devices <= max(kind.devices):
+        wanted = max(kind.devices) + 1
+        return f"it needs {wanted} CUDA devices, and this host has {devices}", nothing
+    try:
+        backend = kind.make()
+    except BackendUnavailable as error:
+        return str(error), nothing
+    capabilities = backend.capabilities
+    backend.close()
+    assert kind.memory in capabilities.memory, f"{kind.label} is declared with the wrong memory"
+    return "", capabilities
+
+
+def _tcp_port(description: bytes) -> dict[str, object]:
+    from kvferry_backends.tcp.wire import decode_peer
+
+    return {"listen_port": int(decode_peer(description).address.rpartition(":")[2])}
 
 
 KINDS = [
-    Kind(name="tcp", through=lambda address: {"advertise": address}),
-    Kind(name="tcp", options={"connections": 5, "chunk_blocks": 3}),
+    Kind(
+        name="tcp",
+        through=lambda address: {"advertise": address},
+        place_of=_tcp_port,
+    ),
+    Kind(
+        name="tcp",
+        options={"connections": 5, "chunk_blocks": 3},
+        place_of=_tcp_port,
+    ),
+    Kind(name="peer_host", long_blocks=3072),
+    Kind(name="peer_host", options={"threads": 2, "call_bytes": 65536 * 3}),
+    Kind(
+        name="peer",
+        memory="cuda",
+        devices=(1, 0),
+        moves=lambda widths: len(set(widths)) == 1 and widths[0] % 8 == 0,
+        revokes=False,
+        long_blocks=65536,
+        keeps_process_wide=True,
+    ),
 ]
+
+USABLE = [kind for kind in KINDS if not kind.why_not]

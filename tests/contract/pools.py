@@ -19,27 +19,50 @@ def pattern(seed: str, block: int, size: int) -> bytes:
 
 
 class Pool:
-    """Blocks of ``widths`` bytes per span, with ``gap`` bytes of canary after each."""
+    """Blocks of ``widths`` bytes per span, with ``gap`` bytes of canary after each.
 
-    def __init__(self, blocks: int, widths: Sequence[int], gap: int = 0) -> None:
+    Host memory; a pool in other memory overrides :meth:`_allocate`, :meth:`read` and
+    :meth:`write`.
+    """
+
+    kind = "host"
+
+    def __init__(
+        self, blocks: int, widths: Sequence[int], gap: int = 0, *, device: int = 0
+    ) -> None:
         self.blocks = blocks
         self.widths = tuple(widths)
+        self.device = device
         self._strides = [width + gap for width in widths]
         self._bases: list[int] = []
-        size = 0
+        self.size = 0
         for stride in self._strides:
-            self._bases.append(size)
-            size += blocks * stride
-        self.memory = bytearray([CANARY]) * size
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+            self._bases.append(self.size)
+            self.size += blocks * stride
+        address, owner = self._allocate()
         self.regions = Regions(
             spans=tuple(
                 Span(address=address + base, stride=stride, length=width)
                 for base, stride, width in zip(self._bases, self._strides, self.widths, strict=True)
             ),
             blocks=blocks,
-            owner=self.memory,
+            kind=self.kind,
+            device=device,
+            owner=owner,
         )
+
+    def _allocate(self) -> tuple[int, object]:
+        """The address of ``size`` bytes of canary, and what keeps them alive."""
+        self.memory = bytearray([CANARY]) * self.size
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), self.memory
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop`` of the whole memory, gaps included."""
+        return bytes(self.memory[start:stop])
+
+    def write(self, start: int, data: bytes) -> None:
+        """Overwrite the memory from ``start`` on."""
+        self.memory[start : start + len(data)] = data
 
     @property
     def block_bytes(self) -> int:
@@ -47,13 +70,13 @@ class Pool:
 
     def get(self, block: int) -> bytes:
         """The bytes of a block, span after span."""
-        return b"".join(self.memory[start:stop] for start, stop in self._extents(block))
+        return b"".join(self.read(start, stop) for start, stop in self.extents(block))
 
     def put(self, block: int, data: bytes) -> None:
         """Overwrite a block."""
         taken = 0
-        for start, stop in self._extents(block):
-            self.memory[start:stop] = data[taken : taken + stop - start]
+        for start, stop in self.extents(block):
+            self.write(start, data[taken : taken + stop - start])
             taken += stop - start
 
     def fill(self, seed: str) -> None:
@@ -62,17 +85,30 @@ class Pool:
             self.put(block, pattern(seed, block, self.block_bytes))
 
     def first_byte_of(self, block: int) -> int:
-        return self.memory[self._bases[0] + block * self._strides[0]]
+        start = self._bases[0] + block * self._strides[0]
+        return self.read(start, start + 1)[0]
 
-    def _extents(self, block: int) -> list[tuple[int, int]]:
+    def extents(self, block: int) -> list[tuple[int, int]]:
+        """Where the block lies in the whole memory, span by span."""
         return [
             (base + block * stride, base + block * stride + width)
             for base, stride, width in zip(self._bases, self._strides, self.widths, strict=True)
         ]
 
 
+def make_pool(
+    kind: str, blocks: int, widths: Sequence[int], gap: int = 0, *, device: int = 0
+) -> Pool:
+    """A pool in memory of that kind."""
+    if kind == "host":
+        return Pool(blocks, widths, gap)
+    from tests.contract.tensor_pools import TensorPool
+
+    return TensorPool(blocks, widths, gap, device=device)
+
+
 def snapshot(pool: Pool) -> bytes:
-    return bytes(pool.memory)
+    return pool.read(0, pool.size)
 
 
 def wrong_bytes(before: bytes, target: Pool, expected: dict[int, bytes]) -> tuple[list[int], bool]:
@@ -82,10 +118,13 @@ def wrong_bytes(before: bytes, target: Pool, expected: dict[int, bytes]) -> tupl
         The expected blocks whose bytes are wrong, and whether any other byte of the pool's
         memory changed (blocks not named, and the gaps).
     """
-    bad = [block for block, data in expected.items() if target.get(block) != data]
-    ideal = Pool.__new__(Pool)
-    ideal.__dict__.update(target.__dict__)
-    ideal.memory = bytearray(before)
-    for block in expected:
-        ideal.put(block, target.get(block))
-    return bad, ideal.memory != target.memory
+    after = snapshot(target)
+    rest = bytearray(before)
+    bad = []
+    for block, data in expected.items():
+        extents = target.extents(block)
+        if b"".join(after[start:stop] for start, stop in extents) != data:
+            bad.append(block)
+        for start, stop in extents:
+            rest[start:stop] = after[start:stop]
+    return bad, rest != after

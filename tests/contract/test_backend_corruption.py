@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from tests.contract.kinds import KINDS, Kind
-from tests.contract.peers import FlippingRelay
+from tests.contract.conftest import Serve
+from tests.contract.kinds import USABLE, Kind
 from tests.contract.pools import Pool
+from tests.contract.relay import FlippingRelay
 
 from kvferry.ports.backend import Backend, ReadOutcome, ReadRequest, Verify
 from kvferry_backends.tcp.wire import HEAD_BYTES, decode_peer
 
-Serve = Callable[..., Backend]
 BLOCK_BYTES = 10_000
 WAIT_S = 30.0
 
 
-@pytest.fixture(params=[kind for kind in KINDS if kind.through], ids=lambda kind: kind.name)
+@pytest.fixture(
+    scope="session",
+    params=[kind for kind in USABLE if kind.through],
+    ids=lambda kind: kind.label,
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Only backends whose route can be changed."""
     found: Kind = request.param

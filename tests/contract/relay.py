@@ -1,71 +1,11 @@
-"""Real peers for the contract suite: processes, and a relay that damages what it carries."""
+"""A relay that damages what it carries."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
 
-from tests.contract.kinds import Kind
-
-START_S = 60.0
 END_S = 20.0
-_ROOT = Path(__file__).resolve().parents[2]
-
-
-class PeerProcess:
-    """A source that can be killed, frozen and resumed."""
-
-    def __init__(self, kind: Kind, blocks: int, widths: Sequence[int], seed: str) -> None:
-        config = {
-            "backend": kind.name,
-            "options": kind.options,
-            "blocks": blocks,
-            "widths": list(widths),
-            "seed": seed,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.contract.peer_process", json.dumps(config)],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
-        assert ready, f"the peer process said nothing within {START_S} s"
-        self.description = bytes.fromhex(self._process.stdout.readline().decode().strip())
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(END_S)
-
-    def freeze(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it, whatever state it is in."""
-        if self._process.poll() is None:
-            self.resume()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 class FlippingRelay:
