@@ -29,6 +29,8 @@ class PullJob(msgspec.Struct, frozen=True):
     verify: Verify
     deadline_s: float
     """Seconds from the submission on."""
+    follow: str = ""
+    """Name of the source's prefill that writes these blocks, if it still goes on."""
 
     def wanted(self) -> tuple[bytes, ...]:
         """``wanted()[i]`` is the chain hash of what belongs into ``target_blocks[i]``.
