@@ -65,11 +65,15 @@ class Relay:
         self._spawn(self._accept)
 
     def connector_options(self) -> dict[str, Any]:
-        """What the source's connector needs so that its targets come through this relay."""
+        """What the source's connector needs so that its targets come through this relay.
+
+        It offers tcp alone: on one host they would read its memory past the relay.
+        """
         return {
+            "backends": ["tcp"],
             "backend_options": {
                 "tcp": {"listen_port": self.upstream_port, "advertise": self.address}
-            }
+            },
         }
 
     # --- rules ------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ log = logging.getLogger("kvferry.vllm")
 CALL_S = 2.0
 """How long a rank waits for a source's answer at least: nobody waits with it but its request."""
 
-FASTEST_FIRST = ("peer", "tcp")
+FASTEST_FIRST = ("peer", "peer_host", "tcp")
 """What is tried where the options name no backend."""
 
 

@@ -204,6 +204,20 @@ def test_a_data_plane_that_cannot_share_the_cache_leaves_the_others_to_work(
     side.close()
 
 
+def test_host_memory_is_read_directly_by_default_and_tcp_stands_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool(4, [4096])
+    monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
+    monkeypatch.setattr(worker, "regions_of", lambda caches, config: pool.regions)
+    monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
+    side = Bench().side
+    side.register({})
+    assert side.hello is not None
+    assert list(side.hello.backends) == ["peer_host", "tcp"]
+    side.close()
+
+
 def test_without_any_data_plane_the_engine_serves_alone_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
