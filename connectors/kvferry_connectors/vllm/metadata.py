@@ -10,6 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvferry.node.pull.choice import Chosen
+
 
 @dataclass(frozen=True)
 class SessionIdentity:
@@ -86,6 +88,8 @@ class RankResult:
     read_ms: float
     settle_ms: float
     total_ms: float
+    chosen: Chosen | None = None
+    """The backend that the rank uses for this source from now on, where it chose it now."""
 
 
 @dataclass

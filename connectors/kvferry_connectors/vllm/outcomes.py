@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
-from kvferry.core.events import TransferFailed, Transferred
+from kvferry.core.events import LinkProbed, TransferFailed, Transferred
 from kvferry.node.pull.attempt import NOBODY_LISTENS
 from kvferry_connectors.vllm.looking import REFUSALS
 from kvferry_connectors.vllm.metadata import RankResult
@@ -59,6 +60,34 @@ def outcome(
         fence=bad.fence if bad else "",
         total_ms=round(total_ms, 3),
     )
+
+
+def links_probed(tracked: Tracked, pull: Pull) -> list[LinkProbed]:
+    """What the ranks of a transfer measured on the way, and the backend that they use now.
+
+    Ranks read side by side, so their rates add up; where some measured nothing, those that did
+    stand for all. The first that chose speaks for them.
+    """
+    results: list[RankResult] = tracked.results
+    chosen = [r.chosen for r in results if r.chosen is not None]
+    if not chosen:
+        return []
+    rates: dict[str, list[float]] = defaultdict(list)
+    floors: dict[str, float] = defaultdict(float)
+    for one in (m for choice in chosen for m in choice.measured):
+        rates[one.backend].append(one.gb_per_s)
+        floors[one.backend] = max(floors[one.backend], one.floor_ms)
+    first, ranks = chosen[0], len(results)
+    return [
+        LinkProbed(
+            peer=pull.source,
+            backend=name,
+            gb_per_s=round(sum(rates[name]) * ranks / max(1, len(rates[name])), 4),
+            floor_ms=floors[name],
+            why=first.why if name == first.backend else "",
+        )
+        for name in dict.fromkeys((*rates, first.backend))
+    ]
 
 
 def _miss(pull: Pull, bad: RankResult | None) -> str:

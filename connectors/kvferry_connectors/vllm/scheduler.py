@@ -21,7 +21,7 @@ from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.metadata import FerryMetadata, FerryWorkerMeta, RankHello
 from kvferry_connectors.vllm.options import Options, node_name
-from kvferry_connectors.vllm.outcomes import outcome
+from kvferry_connectors.vllm.outcomes import links_probed, outcome
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
@@ -279,6 +279,8 @@ class SchedulerSide:
         self._pulls.end(tracked)
         event = outcome(tracked, pull, block_size=self._block_size, verify=self._options.verify)
         pull.slots.clear()
+        for probed in links_probed(tracked, pull):
+            self.outbox.facts(probed, pull.transfer)
         self.outbox.settle(event, pull.transfer)
 
     def _on_mode(self, mode: str) -> None:

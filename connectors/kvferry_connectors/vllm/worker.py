@@ -210,6 +210,7 @@ class WorkerSide:
                 self._backends,
                 pin_ms=self._options.pin_ms,
                 call_timeout_s=max(CALL_S, self._options.pin_timeout_ms / 1000),
+                block_bytes=self.hello.block_bytes if self.hello is not None else 1,
             )
         return self._puller
 
@@ -231,4 +232,5 @@ class WorkerSide:
             read_ms=result.read_ms,
             settle_ms=result.settle_ms,
             total_ms=result.total_ms,
+            chosen=result.chosen,
         )

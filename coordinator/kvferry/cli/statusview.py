@@ -66,6 +66,7 @@ def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) 
     _print_nodes(name, space, heard)
     _print_offers(space["offers"])
     _print_transfers(space["transfers"])
+    _print_links(space)
     _print_reuse(space["reuse"])
     _print_misses(space["misses"])
     lost = {lane: count for lane, count in space["gaps"].items() if count}
@@ -137,6 +138,22 @@ def _print_transfers(transfers: Document) -> None:
         render.line(
             f"  {one['transfer']}: {one['source']} to {one['target']}, {one['granted']} blocks, "
             f"since {age}, for {one['request']}"
+        )
+
+
+def _print_links(space: Document) -> None:
+    """Which backend each pair uses and why, and what was measured of the others."""
+    rates = {one["link"]: one for one in space["links"]}
+    for one in space["backends"]:
+        source, _, target = one["pair"].partition(">")
+        render.line(f"{target} reads from {source} over {one['backend']}: {one['why']}")
+    if rates:
+        render.table(
+            ("link", "backend", ">GB/s", ">floor ms", ">observed"),
+            [
+                (*link.rsplit("/", 1), f"{one['gb_per_s']:.3g}", one["floor_ms"], one["n"])
+                for link, one in rates.items()
+            ],
         )
 
 

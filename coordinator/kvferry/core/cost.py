@@ -90,7 +90,12 @@ class Rate(msgspec.Struct, kw_only=True, gc=False):
 
 def rate_key(source: str, target: str, backend: str) -> str:
     """The key of a link in ``SpaceState.rates``."""
-    return f"{source}>{target}/{backend}"
+    return f"{pair_key(source, target)}/{backend}"
+
+
+def pair_key(source: str, target: str) -> str:
+    """The key of a pair in ``SpaceState.choices``."""
+    return f"{source}>{target}"
 
 
 def link_rate(

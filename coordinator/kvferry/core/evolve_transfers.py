@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from kvferry.core.applied import Applied
-from kvferry.core.cost import Rate, rate_key
+from kvferry.core.cost import Rate, pair_key, rate_key
 from kvferry.core.events import (
     LinkProbed,
     OpenTransfer,
@@ -21,6 +21,7 @@ from kvferry.core.state import (
     FAILED,
     OPEN,
     RATES_MAX,
+    LinkChoice,
     NodeState,
     SpaceState,
     TransferState,
@@ -114,7 +115,13 @@ def pin_ended(space: SpaceState, node: NodeState, applied: Applied, event: PinEn
 
 
 def link_probed(space: SpaceState, node: NodeState, applied: Applied, event: LinkProbed) -> None:
-    """A first idea of a link that has carried nothing yet; real transfers know better."""
+    """A first idea of a link that has carried nothing yet; real transfers know better. And the
+    backend that its target has chosen."""
+    if event.why:
+        pair = pair_key(event.peer, node.name)
+        if pair not in space.choices and len(space.choices) >= RATES_MAX:
+            del space.choices[next(iter(space.choices))]
+        space.choices[pair] = LinkChoice(event.backend, event.why)
     key = rate_key(event.peer, node.name, event.backend)
     known = space.rates.get(key)
     if known is not None and known.n:

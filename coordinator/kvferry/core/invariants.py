@@ -118,6 +118,7 @@ def _bounds(space: SpaceState) -> list[str]:
         "early lanes": (len(space.early), EARLY_LANES_MAX),
         "nodes": (sum(n.status not in (JOINED, FENCED) for n in space.nodes.values()), NODES_MAX),
         "rates": (len(space.rates), RATES_MAX),
+        "choices of a backend": (len(space.choices), RATES_MAX),
         "prefill rates": (len(space.prefill), RATES_MAX),
     }
     return [f"{size} {what}, at most {most}" for what, (size, most) in sizes.items() if size > most]

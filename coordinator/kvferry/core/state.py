@@ -155,6 +155,13 @@ class TransferState(msgspec.Struct, kw_only=True, gc=False):
     """How the source says its pin ended; empty while it has not said."""
 
 
+class LinkChoice(msgspec.Struct, frozen=True):
+    """The backend that a target uses for a source."""
+
+    backend: str
+    why: str
+
+
 class SpaceState(msgspec.Struct, kw_only=True):
     """Everything of one space."""
 
@@ -170,6 +177,8 @@ class SpaceState(msgspec.Struct, kw_only=True):
     """Records that have not begun, by node, incarnation and epoch."""
     rates: dict[str, Rate] = {}
     """Bytes per ms by ``source>target/backend``."""
+    choices: dict[str, LinkChoice] = {}
+    """The backend in use by ``source>target``."""
     prefill: dict[str, Rate] = {}
     """Tokens per second by node."""
     mode: str = MODE_ON

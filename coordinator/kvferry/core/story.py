@@ -216,10 +216,13 @@ def _inventory(node: str, event: Inventory) -> str:
 
 
 def _link_probed(node: str, event: LinkProbed) -> str:
-    return (
-        f"{node} measured {event.peer} over {event.backend}: {event.gb_per_s:.3g} GB/s, "
-        f"at least {_ms(event.floor_ms)}"
-    )
+    use = f"{node} reads from {event.peer} over {event.backend} from now on: {event.why}"
+    if event.why and not event.gb_per_s:
+        return use
+    rate = f"{event.gb_per_s:.3g} GB/s, at least {_ms(event.floor_ms)}"
+    if event.why:
+        return f"{use} ({rate})"
+    return f"{node} measured {event.peer} over {event.backend}: {rate}"
 
 
 def _leader_elected(node: str, event: LeaderElected) -> str:

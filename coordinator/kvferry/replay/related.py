@@ -9,6 +9,7 @@ from kvferry.core.events import (
     AnyEvent,
     Evicted,
     Inventory,
+    LinkProbed,
     NodeClosed,
     NodeJoined,
     NodeLeft,
@@ -111,6 +112,8 @@ class Related:
             return event.transfer in self.transfers
         if isinstance(event, PinEnded):
             return event.transfer in self.transfers
+        if isinstance(event, LinkProbed):
+            return entry.cause in self.transfers
         if isinstance(event, Inventory):
             return any(one.transfer in self.transfers for one in event.transfers)
         return False

@@ -94,6 +94,10 @@ def summarize_space(space: SpaceState) -> Document:
             for link, rate in sorted(space.rates.items())
             if rate.n
         ],
+        "backends": [
+            {"pair": pair, "backend": choice.backend, "why": choice.why}
+            for pair, choice in sorted(space.choices.items())
+        ],
         "prefill_tokens_per_s": {
             node: rate.mean for node, rate in sorted(space.prefill.items()) if rate.n
         },

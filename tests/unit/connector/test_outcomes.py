@@ -7,7 +7,8 @@ from tests.unit.connector.support import BLOCK, chain, loading, result, tracked
 
 from kvferry.core.events import RequestEnded, TransferFailed, Transferred
 from kvferry.node.pull.attempt import NOBODY_LISTENS
-from kvferry_connectors.vllm.outcomes import outcome
+from kvferry.node.pull.choice import Chosen, Measured
+from kvferry_connectors.vllm.outcomes import links_probed, outcome
 from kvferry_connectors.vllm.report import log_line, reuse_text
 from kvferry_connectors.vllm.tracked import Tracked
 
@@ -160,3 +161,33 @@ def test_the_one_log_line() -> None:
         "kvferry request=cmpl-1 id=ext pulled=64 from=d0 3ms prompt=100 local=0 pulled=64 "
         "computed=36 output=7 stop"
     )
+
+
+def test_what_ranks_measured_adds_up_and_the_chosen_backend_says_why() -> None:
+    one = tracked("r", chain("a", 8))
+    pull = loading(one)
+    rates = (Measured("peer", 5.0, 0.1), Measured("tcp", 2.0, 0.4))
+    chosen = Chosen("peer", "fastest of 2 measured", rates)
+    other = Chosen("tcp", "fastest of 2 measured", (Measured("peer", 1.0, 0.3), rates[1]))
+    one.results = [result(0, chosen=chosen), result(1, chosen=other)]
+    peer, tcp = links_probed(one, pull)
+    assert (peer.peer, peer.backend, peer.gb_per_s, peer.floor_ms) == ("d0", "peer", 6.0, 0.3)
+    assert (tcp.backend, tcp.gb_per_s, tcp.floor_ms) == ("tcp", 4.0, 0.4)
+    assert (peer.why, tcp.why) == ("fastest of 2 measured", "")
+
+
+def test_a_rank_that_measured_stands_for_those_that_did_not() -> None:
+    one = tracked("r", chain("a", 8))
+    chosen = Chosen("tcp", "fastest of 1 measured", (Measured("tcp", 2.0, 0.4),))
+    one.results = [result(0, chosen=chosen), result(1)]
+    (tcp,) = links_probed(one, loading(one))
+    assert tcp.gb_per_s == 4.0
+
+
+def test_a_choice_without_a_measurement_is_recorded_and_no_choice_is_not() -> None:
+    one = tracked("r", chain("a", 8))
+    one.results = [result(0, chosen=Chosen("tcp", "the only one both have"))]
+    (tcp,) = links_probed(one, loading(one))
+    assert (tcp.backend, tcp.gb_per_s, tcp.why) == ("tcp", 0.0, "the only one both have")
+    one.results = [result(0)]
+    assert links_probed(one, loading(one)) == []

@@ -170,6 +170,14 @@ STORIES: list[tuple[Event, str]] = [
         LinkProbed(peer="d0", backend="tcp", gb_per_s=3.214, floor_ms=0.04),
         "n0 measured d0 over tcp: 3.21 GB/s, at least 0.04 ms",
     ),
+    (
+        LinkProbed(peer="d0", backend="tcp", gb_per_s=3.214, floor_ms=0.04, why="fastest"),
+        "n0 reads from d0 over tcp from now on: fastest (3.21 GB/s, at least 0.04 ms)",
+    ),
+    (
+        LinkProbed(peer="d0", backend="tcp", gb_per_s=0.0, floor_ms=0.0, why="the only one"),
+        "n0 reads from d0 over tcp from now on: the only one",
+    ),
     (LeaderElected(term=3, replica="c-1"), "coordinator c-1 leads, term 3"),
     (
         NodeLeft(term=3, node="d0", incarnation="i", epoch=1, why="silent for 6.2 s"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.support import requested, started
 
+from kvferry.core import evolve_transfers
 from kvferry.core import state as bounds
 from kvferry.core.events import (
     Inventory,
@@ -185,6 +186,27 @@ def test_a_probe_is_believed_only_before_real_transfers() -> None:
     assert ledger.space.rates["d0>p0/tcp"].mean == 2_000_000.0
     p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=9.0, floor_ms=0.0))
     assert ledger.space.rates["d0>p0/tcp"].n == 1
+
+
+def test_the_choice_of_a_backend_is_kept_with_its_reason() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=2.0, floor_ms=0.0))
+    assert ledger.space.choices == {}
+    only = "the only one both have"
+    p0.write(LinkProbed(peer="d0", backend="nixl", gb_per_s=0.0, floor_ms=0.0, why=only))
+    assert ledger.space.choices["d0>p0"] == bounds.LinkChoice("nixl", only)
+    assert "d0>p0/nixl" not in ledger.space.rates  # nothing was measured, nothing is learned
+    p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=2.0, floor_ms=0.0, why="fastest"))
+    assert ledger.space.choices["d0>p0"].backend == "tcp"
+
+
+def test_choices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolve_transfers, "RATES_MAX", 3)
+    ledger, (p0, _) = started("p0", "d0")
+    for number in range(5):
+        one = LinkProbed(peer=f"d{number}", backend="t", gb_per_s=0.0, floor_ms=0.0, why="x")
+        p0.write(one)
+    assert list(ledger.space.choices) == ["d2>p0", "d3>p0", "d4>p0"]
 
 
 def test_requests_add_up_and_imbalance_is_counted() -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 from tests.unit.daemon.support import SPACE
-from tests.unit.replay.writer import DECODE, PREFILL, TURN, Records, write_conversation
+from tests.unit.replay.writer import DECODE, PREFILL, TURN, Records, pull, write_conversation
 
 import kvferry.core.events.transfers
-from kvferry.core.events import NodeLeft, Requested, RequestEnded
+from kvferry.cli.statusview import print_status
+from kvferry.core.events import LinkProbed, NodeLeft, Requested, RequestEnded
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import facts_subject
 from kvferry.replay.causes import cause, words
 from kvferry.replay.explain import explain
+from kvferry.replay.fold import fold_to
+from kvferry.replay.status import summarize
 
 
 async def test_a_router_id_tells_the_whole_turn_in_order() -> None:
@@ -112,6 +115,33 @@ async def test_a_request_that_went_with_its_node_is_told_so() -> None:
     assert story.cure
     before = await explain(log, "cmpl-ended-0")
     assert "node_left" not in [item.event for item in before.items]
+
+
+async def test_the_backend_that_a_transfer_chose_is_told_by_explain_and_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = MemoryLog()
+    records = Records(log)
+    for node in ("p0", "d0"):
+        await records.join(node)
+    why = "fastest of 2 measured"
+    chosen = LinkProbed(peer="d0", backend="tcp", gb_per_s=3.2, floor_ms=0.1, why=why)
+    loser = LinkProbed(peer="d0", backend="nixl", gb_per_s=1.1, floor_ms=0.1)
+    await records.write("p0", chosen, loser, cause="p0.7")
+    await records.write("p0", *pull("p0.7", PREFILL, "d0"))
+    await records.write("p0", *pull("p0.8", DECODE, "d0"))
+    story = await explain(log, PREFILL)
+    assert [one.body for one in story.items if one.event == "link_probed"] == [chosen, loser]
+    assert "link_probed" not in [one.event for one in (await explain(log, DECODE)).items]
+    document = summarize(await fold_to(log))
+    assert document["spaces"][SPACE]["backends"] == [
+        {"pair": "d0>p0", "backend": "tcp", "why": why}
+    ]
+    ledger = {"url": "u", "last_seq": 1, "coordinators": [], "source": "", "coordinator": None}
+    print_status({**ledger, **document})
+    shown = capsys.readouterr().out
+    assert f"p0 reads from d0 over tcp: {why}" in shown
+    assert re.search(r"d0>p0 +nixl +1\.09 ", shown)
 
 
 def test_every_documented_miss_word_has_a_meaning_and_a_cure() -> None:

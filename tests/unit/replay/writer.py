@@ -39,7 +39,12 @@ class Records:
         self._next: dict[tuple[str, str, str], int] = {}
 
     async def write(
-        self, node: str, *events: AnyEvent, lane: str = "facts", space: str = SPACE
+        self,
+        node: str,
+        *events: AnyEvent,
+        lane: str = "facts",
+        space: str = SPACE,
+        cause: str = "",
     ) -> int:
         key = (space, node, lane)
         seq = self._next.get(key, 1)
@@ -51,7 +56,7 @@ class Records:
             epoch=1,
             lane=lane,
             seq=seq,
-            entries=tuple(Entry(event=event) for event in events),
+            entries=tuple(Entry(event=event, cause=cause) for event in events),
         )
         stored: int = await self.log.append(
             lane_subject(space, node, lane), encode(batch), message_id=batch.message_id

@@ -63,9 +63,14 @@ class Inventory(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LinkProbed(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """A short measurement of a link when two nodes met."""
+    """A backend between a source and this node: measured, chosen, or both."""
 
     peer: str
+    """The source."""
     backend: str
     gb_per_s: float
+    """0 where it was chosen without a measurement."""
     floor_ms: float
+    """A read of one block."""
+    why: str = ""
+    """This backend is used from now on, and why; empty for one that is not."""
