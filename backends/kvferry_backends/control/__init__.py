@@ -12,6 +12,7 @@ Target::
     call = calls.begin(address, instance, deadline)         # nothing is sent yet
     call.open(transfer=..., grant=..., blocks=..., body=b"what the backend wants to say")
     call.receive() -> bytes        # one message; StreamError("refused" | "error", ...) if it ended
+    call.heard(within_s)           # whether receive() has something, for those who also do others
     call.send(b"...")
     call.finish()                  # waits for the source's end; keeps the connection for the next
     call.cut()                     # from any thread: every wait of this call ends, as "aborted"

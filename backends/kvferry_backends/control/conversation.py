@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from kvferry.errors import BackendError
 from kvferry_backends.control.wire import (
     MESSAGE_MAX_BYTES,
@@ -45,6 +47,18 @@ class Conversation:
         if isinstance(frame, End):
             raise StreamError(frame.error or "error", frame.detail or "it ended too soon")
         raise BackendError(f"the other end says {type(frame).__name__} in mid-conversation")
+
+    def heard(self, within_s: float = 0.0) -> bool:
+        """Whether :meth:`receive` has something to return or to raise, if need be after a while.
+
+        For whoever has other things to look after meanwhile; ``within_s`` is slept through.
+        """
+        if self._stream.readable():
+            return True
+        if within_s <= 0:
+            return False
+        time.sleep(within_s)
+        return self._stream.readable()
 
     def stands(self) -> bool:
         """Whether the other end has not closed the connection, as far as we know."""

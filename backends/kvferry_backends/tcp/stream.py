@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -109,6 +110,15 @@ class Stream:
             except OSError as error:
                 self._check_cut()
                 raise StreamError("unreachable", f"the connection broke: {error}") from error
+
+    def readable(self) -> bool:
+        """Whether :meth:`receive_some` would return or raise at once. Never blocks."""
+        asked = select.poll()
+        try:
+            asked.register(self._sock, select.POLLIN)
+            return bool(asked.poll(0))
+        except (OSError, ValueError):  # closed
+            return True
 
     def established(self) -> bool:
         """Whether the peer has neither closed nor reset the connection, as far as we know.

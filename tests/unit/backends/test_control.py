@@ -231,6 +231,25 @@ def test_a_source_that_is_gone_or_silent_ends_by_its_kind(start: Start, calls: C
     waiting.close()
 
 
+def test_what_was_said_is_heard_and_nothing_else(start: Start, calls: Calls) -> None:
+    call = opened(calls, start())
+    call.receive()
+    assert not call.heard()
+    assert not call.heard(0.02)
+    call.send(b"abc")
+    until = time.monotonic() + WAIT_S
+    while not call.heard(0.001):
+        assert time.monotonic() < until
+    assert call.receive() == b"cba"
+    assert not call.heard()
+    # An end that receive() would raise is heard, too.
+    call.cut()
+    assert call.heard()
+    assert failure(call.receive).error == "aborted"
+    call.close()
+    assert call.heard()
+
+
 def test_a_cut_ends_the_wait_of_another_thread(start: Start, calls: Calls) -> None:
     gone = threading.Event()
 
