@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.contract.pools import Pool, make_pool
 
 from kvferry.errors import BackendUnavailable
-from kvferry.ports.backend import Backend, Capabilities
+from kvferry.ports.backend import Backend, BackendFactory, Capabilities
 from kvferry_backends import registry
 
 
@@ -25,6 +25,8 @@ class Kind:
 
     name: str
     options: dict[str, object] = field(default_factory=dict)
+    factory: BackendFactory | None = None
+    """Makes it over a stand-in for hardware; None where the registry does."""
     memory: str = "host"
     """Of the pools on both sides."""
     devices: tuple[int, int] = (0, 0)
@@ -56,7 +58,10 @@ class Kind:
         Raises:
             BackendUnavailable: it cannot work here.
         """
-        return registry.create(self.name, {**self.options, **options})
+        merged = {**self.options, **options}
+        if self.factory is not None:
+            return self.factory(merged)
+        return registry.create(self.name, merged)
 
     def pool(
         self, blocks: int, widths: Sequence[int], gap: int = 0, *, source: bool = False
@@ -101,6 +106,20 @@ def _tcp_port(description: bytes) -> dict[str, object]:
     return {"listen_port": int(decode_peer(description).address.rpartition(":")[2])}
 
 
+def _nccl_port(description: bytes) -> dict[str, object]:
+    from kvferry_backends.nccl.messages import PROTOCOL, PeerDescription
+    from kvferry_backends.pairing import decode_description
+
+    peer = decode_description(description, PeerDescription, PROTOCOL, "nccl")
+    return {"listen_port": int(peer.address.rpartition(":")[2])}
+
+
+def _nccl_stand_in(options: dict[str, object]) -> Backend:
+    from tests.unit.nccl.host_device import HostNcclBackend
+
+    return HostNcclBackend(options)
+
+
 KINDS = [
     Kind(
         name="tcp",
@@ -120,6 +139,20 @@ KINDS = [
         devices=(1, 0),
         moves=lambda widths: len(set(widths)) == 1 and widths[0] % 8 == 0,
         revokes=False,
+        long_blocks=65536,
+        keeps_process_wide=True,
+    ),
+    Kind(
+        name="nccl_stand_in",
+        options={"chunk_bytes": 65536 * 2},
+        factory=_nccl_stand_in,
+        place_of=_nccl_port,
+    ),
+    Kind(
+        name="nccl",
+        memory="cuda",
+        devices=(1, 0),
+        place_of=_nccl_port,
         long_blocks=65536,
         keeps_process_wide=True,
     ),

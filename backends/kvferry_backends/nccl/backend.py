@@ -149,7 +149,7 @@ class NcclBackend:
         read = Read(
             request.transfer, peer.instance, time.monotonic() + request.deadline_s, self._drop
         )
-        job = Job(read, request.grant, sources, targets, local.device.point())
+        job = Job(read, request.grant, sources, targets)
         with self._lock:
             self._check_open()
             if len(self._reads) >= READS_MAX:

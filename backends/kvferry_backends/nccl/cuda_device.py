@@ -26,7 +26,6 @@ from kvferry.ports.backend import Regions
 from kvferry_backends.nccl.library import Nccl
 from kvferry_backends.nccl.options import NcclOptions
 from kvferry_backends.nccl.pipe import SENDER, PipeError
-from kvferry_backends.packing.cuda import engine_point
 from kvferry_backends.packing.packer import make_packer
 from kvferry_backends.packing.ring import make_ring
 
@@ -60,10 +59,6 @@ class CudaDevice:
 
     def open(self, unique_id: bytes, rank: int) -> CudaPipe:
         return CudaPipe(self, unique_id, rank)
-
-    def point(self) -> object | None:
-        event: object = engine_point(self.index)
-        return event
 
 
 class CudaPipe:
@@ -103,10 +98,8 @@ class CudaPipe:
                 then()
         return True
 
-    def begin(self, blocks: Sequence[int], after: object | None) -> None:
+    def begin(self, blocks: Sequence[int]) -> None:
         with self._here(), torch.cuda.stream(self._packing):
-            if after is not None:
-                self._packing.wait_event(after)
             self._listed = self._device.packer.listed(blocks)
 
     def send(self, start: int, stop: int) -> None:

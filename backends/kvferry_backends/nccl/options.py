@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry_backends.options import convert_options
 from kvferry_backends.tcp.options import check_listening
 
 COMMUNICATORS_MAX = 64
@@ -49,16 +50,7 @@ def parse_options(options: Mapping[str, object]) -> NcclOptions:
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range; the text names it.
     """
-    known = NcclOptions.__struct_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"nccl backend: unknown option {', '.join(unknown)}; known are {', '.join(known)}"
-        )
-    try:
-        parsed = msgspec.convert(dict(options), NcclOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"nccl backend: {error}") from error
+    parsed = convert_options("nccl", options, NcclOptions)
     check_listening("nccl", parsed.listen_host, parsed.listen_port, parsed.advertise)
     _check_ranges(parsed)
     return parsed

@@ -32,8 +32,6 @@ class Job:
     grant: bytes
     sources: tuple[int, ...]
     targets: tuple[int, ...]
-    point: object | None
-    """Where the engine's work stood when it was posted (:meth:`Device.point`)."""
 
 
 class Pair:
@@ -160,7 +158,7 @@ class Pair:
                 raise BackendError("the source spoke where it should have sent blocks")
 
         pipe = self._pipe_for(go, check)
-        pipe.begin(job.targets, job.point)
+        pipe.begin(job.targets)
         drive(pipe, self._local.ranges(len(job.targets), chunk_blocks), pipe.receive, check)
 
     def _pipe_for(self, go: Go, check: Check) -> Pipe:

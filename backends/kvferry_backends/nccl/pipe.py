@@ -37,11 +37,11 @@ class Pipe(Protocol):
         """
         ...
 
-    def begin(self, blocks: Sequence[int], after: object | None) -> None:
+    def begin(self, blocks: Sequence[int]) -> None:
         """The next chunks are of these blocks of our pool.
 
-        Nothing touches the blocks before the device has passed the point ``after`` of the
-        engine's work (:meth:`Device.point`).
+        Neither end waits for the engine's own work on its device; why that is sound on both is
+        said in :mod:`kvferry_backends.peer`.
 
         Raises:
             PipeError: CUDA failed.
@@ -110,8 +110,4 @@ class Device(Protocol):
         Raises:
             PipeError: there is no memory for the ring, or NCCL refuses.
         """
-        ...
-
-    def point(self) -> object | None:
-        """Where the engine's own work on this device stands now, for :meth:`Pipe.begin`."""
         ...

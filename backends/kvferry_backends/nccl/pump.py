@@ -83,4 +83,5 @@ def _until_at_most(chunks: int, pipe: Pipe, check: Check) -> None:
     pause = threading.Event()
     while pipe.queued() > chunks:
         check()
+        pipe.settled()  # raises what has failed meanwhile
         pause.wait(POLL_S)

@@ -131,8 +131,7 @@ class Source:
                 asked.permit()
             pipe.send(start, stop)
 
-        # A pin names only blocks that are surely written, so there is nothing to wait for.
-        pipe.begin(asked.blocks, None)
+        pipe.begin(asked.blocks)
         drive(pipe, self._local.ranges(len(asked.blocks), chunk_blocks), put, check)
 
     def _link_for(self, want: Want, check: Check) -> Link:

@@ -63,12 +63,13 @@ def make_end(
     *,
     loud: bool = False,
     pace_s: float = 0.0,
+    scatter_s: float = 0.0,
     **options: object,
 ) -> End:
     devices: list[HostDevice] = []
 
     def make_device(regions: Regions, parsed: NcclOptions) -> HostDevice:
-        devices.append(HostDevice(regions, parsed, loud=loud, pace_s=pace_s))
+        devices.append(HostDevice(regions, parsed, loud=loud, pace_s=pace_s, scatter_s=scatter_s))
         return devices[0]
 
     backend = NcclBackend({"chunk_bytes": 65536, **options}, make_device)

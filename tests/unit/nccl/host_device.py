@@ -15,11 +15,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import msgspec
 
 from kvferry.ports.backend import Regions
 from kvferry_backends.layout import HostPool
+from kvferry_backends.nccl.backend import NcclBackend
 from kvferry_backends.nccl.options import NcclOptions
 from kvferry_backends.nccl.pipe import SENDER, PipeError
 
@@ -40,17 +43,19 @@ class HostDevice:
         *,
         loud: bool = False,
         pace_s: float = 0.0,
+        scatter_s: float = 0.0,
     ) -> None:
-        """``pace_s`` is the time that each chunk takes at the sender."""
+        """``pace_s`` is the time that each chunk takes at the sender, ``scatter_s`` that of each
+        scatter at the receiver."""
         self.gpu = secrets.token_hex(4)
         self.pool = HostPool(regions)
         self.slots = options.slots
         self.slot_bytes = options.slot_blocks(regions.block_bytes) * regions.block_bytes
         self.loud = loud
         self.pace_s = pace_s
+        self.scatter_s = scatter_s
         self.opened: list[HostPipe] = []
         self.fail_next_open = False
-        self.begun: list[object | None] = []
 
     def unique_id(self) -> bytes:
         return secrets.token_bytes(16)
@@ -62,9 +67,6 @@ class HostDevice:
         pipe = HostPipe(self, unique_id, rank)
         self.opened.append(pipe)
         return pipe
-
-    def point(self) -> object | None:
-        return "point"
 
     @property
     def live(self) -> int:
@@ -100,8 +102,7 @@ class HostPipe:
         self._unsettled -= 1
         return self._unsettled < 0
 
-    def begin(self, blocks: Sequence[int], after: object | None) -> None:
-        self._device.begun.append(after)
+    def begin(self, blocks: Sequence[int]) -> None:
         self._blocks = tuple(blocks)
 
     def send(self, start: int, stop: int) -> None:
@@ -130,6 +131,10 @@ class HostPipe:
         if self._socket is not None:
             self._socket.close()
         self.closed = True
+
+    def tear(self) -> None:
+        """Break the connection."""
+        self._connected.shutdown(socket.SHUT_RDWR)
 
     def _queue(self, work: Callable[[], None]) -> None:
         self._put += 1
@@ -173,6 +178,7 @@ class HostPipe:
         size = len(blocks) * self._device.pool.block_bytes
         view = memoryview(self._ring[slot])[:size]
         self._move(view, lambda left: self._connected.recv_into(left))
+        time.sleep(self._device.scatter_s)
         for piece in self._device.pool.pieces(blocks):
             piece[:] = view[: len(piece)]
             view = view[len(piece) :]
@@ -197,6 +203,15 @@ class HostPipe:
                 self._aborted.wait()
                 return
             view = view[moved:]
+
+
+class HostNcclBackend(NcclBackend):
+    """The backend over the stand-in."""
+
+    capabilities = msgspec.structs.replace(NcclBackend.capabilities, memory=frozenset({"host"}))
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        super().__init__(options, HostDevice)
 
 
 def until(condition: Callable[[], bool], wait_s: float = 20.0) -> None:

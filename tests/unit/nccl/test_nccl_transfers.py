@@ -77,12 +77,6 @@ def test_more_chunks_than_may_be_queued(make: Make) -> None:
     assert target.pool.memory == source.pool.memory
 
 
-def test_the_target_waits_for_the_engine_and_the_source_does_not(make: Make) -> None:
-    source, target = make(Pool(4, [64])), make(Pool(4, [64]))
-    assert target.post(source.backend.describe(), [0], [1]).wait(WAIT_S)
-    assert (source.device.begun, target.device.begun) == ([None], ["point"])
-
-
 def test_ends_with_rings_of_different_sizes_agree_on_the_smaller(make: Make) -> None:
     source = make(Pool(64, [30_000]), chunk_bytes=200_000)
     target = make(Pool(64, [30_000]), chunk_bytes=400_000)
