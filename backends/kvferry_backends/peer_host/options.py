@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry_backends.options import convert_options
 
 THREADS_MAX = 16
 CALL_BYTES_MIN = 4096
@@ -41,16 +42,7 @@ def parse_options(options: Mapping[str, object]) -> PeerHostOptions:
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range; the text names it.
     """
-    known = PeerHostOptions.__struct_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"peer_host backend: unknown option {', '.join(unknown)}; known are {', '.join(known)}"
-        )
-    try:
-        parsed = msgspec.convert(dict(options), PeerHostOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"peer_host backend: {error}") from error
+    parsed = convert_options("peer_host", options, PeerHostOptions)
     if not 0 <= parsed.threads <= THREADS_MAX:
         raise ConfigError(f"peer_host backend: threads {parsed.threads} is not 0 to {THREADS_MAX}")
     if not CALL_BYTES_MIN <= parsed.call_bytes <= CALL_BYTES_MAX:

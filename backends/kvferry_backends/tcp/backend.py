@@ -14,6 +14,7 @@ from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
+from kvferry_backends.pairing import check_request
 from kvferry_backends.tcp.connection import TcpConnection
 from kvferry_backends.tcp.fetching import Fetch
 from kvferry_backends.tcp.links import Links
@@ -130,9 +131,13 @@ class TcpBackend:
         """
         pool = self._registered()
         peer = decode_peer(request.peer)
-        targets = tuple(request.target_blocks)
-        sources = tuple(request.source_blocks)
-        _check_blocks(request.transfer, sources, targets, pool, peer)
+        sources, targets = check_request(
+            request,
+            widths=pool.widths,
+            blocks=pool.blocks,
+            peer_widths=peer.widths,
+            peer_blocks=peer.blocks,
+        )
         packed = pack_blocks(sources)
         function = digest.common(peer.digests)
         deadline = time.monotonic() + request.deadline_s
@@ -238,28 +243,3 @@ class TcpBackend:
 def _chunk_blocks(pool: HostPool) -> int:
     by_bytes = CHUNK_BYTES // pool.block_bytes
     return max(1, min(by_bytes, CHUNK_PIECES // len(pool.widths)))
-
-
-def _check_blocks(
-    transfer: str,
-    sources: tuple[int, ...],
-    targets: tuple[int, ...],
-    pool: HostPool,
-    peer: PeerDescription,
-) -> None:
-    if len(sources) != len(targets) or not targets:
-        raise BackendError(
-            f"transfer {transfer}: {len(sources)} source and {len(targets)} target blocks"
-        )
-    if peer.widths != pool.widths:
-        raise BackendError(
-            f"transfer {transfer}: the peer's blocks are laid out as {peer.widths} bytes, "
-            f"ours as {pool.widths}; the two are not of one space"
-        )
-    if min(targets) < 0 or max(targets) >= pool.blocks:
-        raise BackendError(
-            f"transfer {transfer}: target blocks {min(targets)} to {max(targets)} "
-            f"are not within our pool of {pool.blocks}"
-        )
-    if len(set(targets)) != len(targets):
-        raise BackendError(f"transfer {transfer}: a target block is listed twice")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry_backends.options import convert_options
 
 CONNECTIONS_MAX = 16
 TIMEOUT_MAX_S = 3600.0
@@ -36,16 +37,7 @@ def parse_options(options: Mapping[str, object]) -> TcpOptions:
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range; the text names it.
     """
-    known = TcpOptions.__struct_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"tcp backend: unknown option {', '.join(unknown)}; known are {', '.join(known)}"
-        )
-    try:
-        parsed = msgspec.convert(dict(options), TcpOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"tcp backend: {error}") from error
+    parsed = convert_options("tcp", options, TcpOptions)
     _check(parsed)
     return parsed
 

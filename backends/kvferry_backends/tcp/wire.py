@@ -16,6 +16,7 @@ import msgspec
 
 from kvferry.errors import BackendError
 from kvferry.ports.backend import Verify
+from kvferry_backends.pairing import decode_description
 
 PROTOCOL = 1
 MAGIC = b"KVFT"
@@ -62,7 +63,6 @@ class ReadPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _part_decoder = msgspec.msgpack.Decoder(ReadPart)
-_peer_decoder = msgspec.msgpack.Decoder(PeerDescription)
 
 
 def encode_part(part: ReadPart) -> bytes:
@@ -93,16 +93,7 @@ def decode_peer(blob: bytes) -> PeerDescription:
     Raises:
         BackendError: it is none, or of another protocol.
     """
-    try:
-        peer = _peer_decoder.decode(blob)
-    except msgspec.MsgspecError as error:
-        raise BackendError(f"the peer's tcp description cannot be read: {error}") from error
-    if peer.protocol != PROTOCOL:
-        raise BackendError(
-            f"the peer speaks tcp protocol {peer.protocol}, we {PROTOCOL}; "
-            "run the same kvferry version on both"
-        )
-    return peer
+    return decode_description(blob, PeerDescription, PROTOCOL, "tcp")
 
 
 def pack_blocks(blocks: tuple[int, ...]) -> bytes:
