@@ -63,22 +63,10 @@ class Exports:
         hashes = tracked.hashes[:blocks]
         if self.paused or not hashes:
             return "", 0
-        every = self._pool.blocks
-        chosen = [every[i] for i in block_ids[:blocks]]
-        watched = self._watched
-        # A block may be watched for older content if another user of the pool's one watcher per
-        # block took ours away; it is watched anew for what it holds now.
-        fresh = [b for b, h in zip(chosen, hashes, strict=True) if watched.get(b.block_id) != h]
-        if fresh:
-            # The request still holds them: take a second reference and give it back softly, so
-            # that the pool tells us of the reuse that follows the request's own free.
-            self._pool.touch(fresh)
-            self._pool.unpin_blocks(fresh, self._on_reuse)
-            for block, chain_hash in zip(chosen, hashes, strict=True):
-                watched[block.block_id] = chain_hash
+        fresh = self._watch(hashes, block_ids[:blocks])
         self._table.offer(hashes, block_ids[:blocks])
         known = self._offers.get(hashes[-1])
-        if known is not None and not fresh:
+        if known is not None and not fresh and not tracked.offered_early:
             return known, blocks  # Not one block was reused since: the offer still stands.
         offer = f"{self._incarnation}.{next(self._counter)}"
         for chain_hash in hashes[:-1]:
@@ -86,6 +74,15 @@ class Exports:
         self._offers[hashes[-1]] = offer
         self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
         return offer, blocks
+
+    def offer_written(self, tracked: Tracked, block_ids: list[int], start: int, end: int) -> None:
+        """Offer blocks ``start`` to ``end`` of a request that runs; the ledger hears at its end."""
+        if self.paused:
+            return
+        hashes, ids = tracked.hashes[start:end], block_ids[start:end]
+        if self._watch(hashes, ids):
+            tracked.offered_early = True
+        self._table.offer(hashes, ids)
 
     def lease(self, offer: str, block_ids: list[int], blocks: int) -> bool:
         """Keep an offer's blocks until they are read, expired or needed."""
@@ -168,6 +165,23 @@ class Exports:
         return sum(blocks is not None and blocks[0].ref_cnt > 0 for blocks in found)
 
     # --- inner ------------------------------------------------------------------------------
+
+    def _watch(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> bool:
+        """Have the pool tell when these blocks are reused; False if it would have told anyway.
+
+        A block may be watched for older content if another user of the pool's one watcher per
+        block took ours away; it is watched anew for what it holds now.
+        """
+        watched = self._watched
+        pairs = list(zip(block_ids, hashes, strict=True))
+        fresh = [self._pool.blocks[i] for i, h in pairs if watched.get(i) != h]
+        if fresh:
+            # Their request still holds them: take a second reference and give it back softly,
+            # so that the pool tells us of the reuse that follows the request's own free.
+            self._pool.touch(fresh)
+            self._pool.unpin_blocks(fresh, self._on_reuse)
+            watched.update(pairs)
+        return bool(fresh)
 
     def _on_reuse(self, block: Any) -> None:
         block_id = block.block_id

@@ -6,6 +6,17 @@ from typing import Any, NamedTuple
 
 from kvferry_connectors.vllm.tracked import Tracked
 
+_ENDINGS = {
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_ABORTED": "aborted",
+}
+
+
+def ending(status: str) -> str:
+    """How a request ended, from the name of vLLM's status."""
+    return _ENDINGS.get(status, "error")
+
 
 class Arrived(NamedTuple):
     """A request came in."""

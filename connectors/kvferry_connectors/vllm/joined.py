@@ -14,6 +14,7 @@ from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.hints import HintBook
 from kvferry.node.peers.server import PeerServer
 from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.pull.follower import Follower
 from kvferry_connectors.vllm.metadata import RankHello, SessionIdentity
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.space import limits, scheduler_components, space_id
@@ -45,6 +46,8 @@ class Joined:
             node=node, space=self.space, incarnation=incarnation, components=components
         )
         self.client = PeerClient(key, identity)
+        self._follow_client = PeerClient(key, identity)  # Its calls wait at the source.
+        self.follower = Follower(self._follow_client, silent_s=options.pin_timeout_ms / 1000)
         self.server = PeerServer(key, identity, table, host=options.host, port=options.peer_port)
         self.server.start()
         port = self.server.address.rpartition(":")[2]
@@ -59,6 +62,8 @@ class Joined:
         """Stop serving peers and end our sessions."""
         self.server.close()
         self.client.close()
+        self._follow_client.close()
+        self.follower.close()
 
 
 class Joiner:

@@ -22,6 +22,9 @@ log = logging.getLogger("kvferry.vllm")
 OBSERVE = "observe"
 """The mode, the miss, and the tier of a hint that says what could be had but must not be used."""
 
+HANDOVER = "handover"
+"""The basis of a pull whose blocks the source still computes. It begins without a pin."""
+
 REFUSALS = {
     "incarnation": "node_left",
     "ended": "not_offered",
@@ -67,6 +70,17 @@ class Looker:
             pull.state = PullState.READY
         self._pool.submit(self._pin, tracked, pull, proved)
 
+    def follow(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
+        """Follow the prefill of this prompt at the hint's node; the hint only proves who it is."""
+        pull.basis, pull.source = HANDOVER, hint.node
+        pull.address, pull.incarnation = hint.address, hint.incarnation
+        self._pool.submit(self._follow, tracked, pull)
+
+    def leave(self, pull: Pull) -> None:
+        """Follow no longer: the blocks are being loaded, or are not wanted."""
+        if pull.following is not None and pull.joined is not None:
+            pull.joined.follower.leave(pull.following)
+
     def ask_plan(self, tracked: Tracked, pull: Pull) -> None:
         """Ask the coordinator who holds the prompt's prefix, then pin there."""
 
@@ -99,7 +113,7 @@ class Looker:
 
     def abort(self, pull: Pull, why: str) -> None:
         """Tell the source that its pin is not needed."""
-        if pull.address:
+        if pull.address and pull.basis != HANDOVER:
             self._pool.submit(self._tell, pull, Abort(transfer=pull.transfer, why=why))
 
     def renew(self, pull: Pull) -> None:
@@ -129,6 +143,19 @@ class Looker:
         )
 
     # --- our threads ------------------------------------------------------------------------
+
+    def _follow(self, tracked: Tracked, pull: Pull) -> None:
+        assert pull.joined is not None
+        blocks = tracked.prompt_blocks
+        pull.following = pull.joined.follower.follow(
+            pull.address,
+            pull.incarnation,
+            tracked.params.follow,
+            blocks,
+            bytes(tracked.hashes[blocks - 1]),
+        )
+        if pull.cancelled:
+            self.leave(pull)
 
     def _pin(self, tracked: Tracked, pull: Pull, proved: bool) -> None:
         assert pull.joined is not None

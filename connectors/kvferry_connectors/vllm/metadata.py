@@ -36,6 +36,8 @@ class LoadJob:
     start: int
     target_blocks: tuple[int, ...]
     deadline_ms: int
+    follow: str = ""
+    """Name of the source's prefill that still writes these blocks."""
 
 
 @dataclass

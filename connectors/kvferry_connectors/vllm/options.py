@@ -51,7 +51,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pin_ms: int = 10_000
     """How long a source keeps a pin without a renewal."""
     transfer_timeout_ms: int = 30_000
-    """How long a transfer may take in all; then the request recomputes."""
+    """How long a transfer may take in all; then the request recomputes. Where the source still
+    computes the blocks: how long none may be added."""
+    handover_timeout_ms: int = 120_000
+    """How long a request may wait for another engine that computes its prompt."""
+    handover_start: float = 0.5
+    """Share of a prompt that the other engine has computed when this one allocates its blocks;
+    at the latest when the last part is being computed."""
     lease_budget: float = 0.10
     """Share of this engine's KV blocks that leases may hold; 0 leases nothing."""
     lease_ms: int = 30_000
@@ -120,7 +126,15 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if not 0 <= value <= 0.9:
             raise ConfigError(f"{name}={value}: a share of the pool between 0 and 0.9")
-    for name in ("plan_deadline_ms", "pin_timeout_ms", "pin_ms", "transfer_timeout_ms"):
+    if not 0 <= options.handover_start <= 1:
+        raise ConfigError(f"handover_start={options.handover_start}: a share between 0 and 1")
+    for name in (
+        "plan_deadline_ms",
+        "pin_timeout_ms",
+        "pin_ms",
+        "transfer_timeout_ms",
+        "handover_timeout_ms",
+    ):
         if getattr(options, name) < 1:
             raise ConfigError(f"{name}={getattr(options, name)}: must be at least 1 millisecond")
     if options.parent_load_failure_policy not in ("", "recompute"):

@@ -13,8 +13,9 @@ import time
 from kvferry.core.events import Requested
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintRefused
+from kvferry_connectors.vllm.handovers import Handovers, Step
 from kvferry_connectors.vllm.joined import Joined
-from kvferry_connectors.vllm.looking import OBSERVE, Looker, take_hint
+from kvferry_connectors.vllm.looking import HANDOVER, OBSERVE, Looker, take_hint
 from kvferry_connectors.vllm.metadata import LoadJob
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
@@ -37,6 +38,7 @@ class Pulls:
         self._options = options
         self._outbox = outbox
         self._looker = looker
+        self._handovers = Handovers(options, looker, block_size)
         self._block_size = block_size
         self._prefix = incarnation
         self._counter = itertools.count(1)
@@ -67,7 +69,10 @@ class Pulls:
         pull.slots.append(None)
         pull.joined, pull.miss = joined, miss
         tracked.pull = pull
-        if hint is not None:
+        if hint is not None and tracked.params.follow:
+            pull.answer_by = now + self._options.handover_timeout_ms / 1000
+            self._looker.follow(tracked, pull, hint)
+        elif hint is not None:
             self._looker.use_hint(tracked, pull, hint)
         else:
             pull.answer_by += self._options.plan_deadline_ms / 1000
@@ -78,7 +83,17 @@ class Pulls:
         pull = tracked.pull
         if pull is None or pull.cancelled or pull.state is PullState.ENDED:
             return 0  # A grant may still arrive after we gave up; it changes nothing.
-        if pull.state is PullState.LOOKING:
+        if pull.state is PullState.LOOKING and pull.basis == HANDOVER:
+            miss = self._too_little(tracked, tracked.prompt_blocks, local_tokens)
+            step, lost = (
+                (Step.LOST, miss) if miss else self._handovers.advance(tracked, local_tokens)
+            )
+            if step is Step.LOST:
+                self.drop(tracked, lost)
+                return 0
+            if step is Step.WAIT:
+                return None
+        elif pull.state is PullState.LOOKING:
             if time.monotonic() < pull.answer_by:
                 return None
             self.drop(tracked, pull.miss or "plan_late")
@@ -99,6 +114,7 @@ class Pulls:
         pull = tracked.pull
         assert pull is not None
         pull.state = PullState.LOADING
+        self._looker.leave(pull)
         tracked.start_block = local_blocks
         end = local_blocks + len(targets)
         self._loading[tracked.hashes[local_blocks]] = tracked.id
@@ -112,6 +128,7 @@ class Pulls:
             start=local_blocks,
             target_blocks=tuple(targets),
             deadline_ms=self._options.transfer_timeout_ms,
+            follow=tracked.params.follow if pull.basis == HANDOVER else "",
         )
 
     def announce(self, tracked: Tracked, *, ended: bool = False) -> None:
@@ -160,6 +177,7 @@ class Pulls:
         pull.state = PullState.ENDED
         tracked.miss = miss
         self._looker.unreserve(pull)
+        self._looker.leave(pull)
         self._looker.abort(pull, miss)
 
     def end(self, tracked: Tracked) -> None:

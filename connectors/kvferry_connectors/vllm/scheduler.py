@@ -16,12 +16,13 @@ from kvferry_connectors.vllm.admissions import Admissions
 from kvferry_connectors.vllm.agents import node_agent
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
-from kvferry_connectors.vllm.items import Arrived, Finished, Step
+from kvferry_connectors.vllm.items import Arrived, Finished, Step, ending
 from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.metadata import FerryMetadata, FerryWorkerMeta, RankHello
 from kvferry_connectors.vllm.options import Options, node_name
 from kvferry_connectors.vllm.outcomes import links_probed, outcome
+from kvferry_connectors.vllm.publishing import Publishing, written_blocks
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
@@ -29,11 +30,6 @@ from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
 
-OUTCOMES = {
-    "FINISHED_STOPPED": "stop",
-    "FINISHED_LENGTH_CAPPED": "length",
-    "FINISHED_ABORTED": "aborted",
-}
 ROOM_BLOCKS = 32
 """Freed at once where a running request found no block: it and its like soon need more."""
 
@@ -84,6 +80,7 @@ class SchedulerSide:
             warnings=() if self._pulls_allowed else (compat.EXPORTS_ONLY,),
         )
         self._exports: Exports | None = None
+        self._publishing: Publishing | None = None
         self._replies = Replies(name, options, self._joiner)
         self._admissions = Admissions(self._block_size)
         self._requests: dict[str, Tracked] = {}
@@ -114,6 +111,7 @@ class SchedulerSide:
             caching=bool(self._config.cache_config.enable_prefix_caching),
         )
         self._replies.exports = self._exports
+        self._publishing = Publishing(self._table.published, self._exports, self._block_size)
 
     def hello(self, hello: RankHello) -> None:
         """A rank introduced itself."""
@@ -129,6 +127,8 @@ class SchedulerSide:
         tracked = Tracked(request, self._block_size, time.monotonic(), ok)
         self._requests[tracked.id] = tracked
         self.outbox.hand_over(Arrived(tracked))
+        if self._publishing is not None:
+            self._publishing.begin(request, tracked)
         joined = self._joiner.joined
         if joined is None:
             tracked.miss = "no_coordinator"
@@ -183,9 +183,10 @@ class SchedulerSide:
         if output.num_scheduled_tokens:
             self._admissions.scheduled(output, self._requests)
             self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
-        if self._exports is not None:
+        if self._exports is not None and self._publishing is not None:
             if self._mode_changed:
                 self._apply_mode()
+            self._publishing.scheduled(output)
             needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
             if self._exports.holds_leases():
                 needed += self._admissions.needed()
@@ -231,21 +232,12 @@ class SchedulerSide:
         else:
             self._pulls.drop(tracked, "aborted")
         self._pulls.announce(tracked, ended=True)
-        computed = request.num_computed_tokens - request.num_in_flight_tokens
-        blocks = max(0, min(computed, request.num_tokens - 1)) // self._block_size
-        blocks = min(blocks, len(tracked.hashes), len(block_ids[0]))
-        if not tracked.computing:
-            blocks = 0  # A load, ours or another connector's, may still be filling them.
+        blocks = written_blocks(request, tracked, len(block_ids[0]), self._block_size)
         reply = self._replies.reply(tracked, request, block_ids[0], blocks, self._mode)
-        self.outbox.hand_over(
-            Finished(
-                time.monotonic(),
-                tracked,
-                OUTCOMES.get(request.status.name, "error"),
-                request.num_output_tokens,
-                blocks,
-            )
-        )
+        if self._publishing is not None:
+            self._publishing.ended(tracked, blocks)
+        how, tokens = ending(request.status.name), request.num_output_tokens
+        self.outbox.hand_over(Finished(time.monotonic(), tracked, how, tokens, blocks))
         return False, {KEY: reply}
 
     def block_frees_pending(self) -> bool:
@@ -260,8 +252,7 @@ class SchedulerSide:
         vLLM asks us after its own attempt, which fails while leases stand; they end here, so
         that the next attempt succeeds. Pausing first spares the failure.
         """
-        if self._exports is not None:
-            self._exports.clear("cleared")
+        self._withdraw("cleared")
         return True
 
     def close(self) -> None:
@@ -295,4 +286,9 @@ class SchedulerSide:
         self._exports.paused = self._mode == "paused"
         self._exports.leasing = self._mode == "on"
         if self._mode == "paused":
-            self._exports.clear("paused")
+            self._withdraw("paused")
+
+    def _withdraw(self, reason: str) -> None:
+        if self._exports is not None and self._publishing is not None:
+            self._publishing.clear()
+            self._exports.clear(reason)

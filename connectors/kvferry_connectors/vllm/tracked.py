@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from kvferry.node.pull.follower import Following
     from kvferry_connectors.vllm.joined import Joined
 
 KEY = "kvferry"
@@ -38,6 +39,7 @@ class Pull:
         "answer_by",
         "basis",
         "cancelled",
+        "following",
         "granted",
         "hinted",
         "incarnation",
@@ -75,6 +77,8 @@ class Pull:
         self.hinted = 0
         """Blocks that the hint promised; 0 without one."""
         self.joined: Joined | None = None
+        self.following: Following | None = None
+        """The source's prefill of the same prompt, while it goes on."""
         self.slots: list[None] = []
         """One entry while we hold a reserved outcome slot of the outbox."""
         self.miss = ""
@@ -93,6 +97,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     """``off``: pull nothing for this request (benchmarks)."""
     handover: bool = False
     """The router says that another engine will decode this prompt."""
+    publish: str = ""
+    """Name under which another engine may pull this prompt's blocks while they are computed."""
+    follow: str = ""
+    """Name under which the hint's node publishes its prefill of this very prompt."""
 
 
 def read_params(raw: Any) -> Params:
@@ -113,6 +121,8 @@ def read_params(raw: Any) -> Params:
         session=text("session"),
         reuse=text("reuse"),
         handover=own.get("handover") is True,
+        publish=text("publish"),
+        follow=text("follow"),
     )
 
 
@@ -128,6 +138,7 @@ class Tracked:
         "id",
         "local_tokens",
         "miss",
+        "offered_early",
         "params",
         "prompt_blocks",
         "prompt_tokens",
@@ -161,6 +172,8 @@ class Tracked:
         self.started = False
         """It was scheduled before."""
         self.finished = False
+        self.offered_early = False
+        """Blocks of it were offered while it ran, so that the offer at its end is a new one."""
         self.local_tokens = 0
         """What this engine had without us: its own prefix cache, or another connector's load."""
         self.pulled_tokens = 0

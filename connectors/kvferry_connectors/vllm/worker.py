@@ -13,6 +13,7 @@ from kvferry.node.export.grants import verify_grant
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.keys import load_key
 from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.pull.follower import Follower
 from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Backend, Regions, Verify
 from kvferry_backends.registry import create_usable, names
@@ -58,6 +59,8 @@ class WorkerSide:
         """Signs the grants for this rank's memory; the scheduler side gets it in our hello."""
         self._backends: list[Backend] = []
         self._client: PeerClient | None = None
+        self._follow_client: PeerClient | None = None
+        self._follower: Follower | None = None
         self._puller: Puller | None = None
         self._jobs: dict[str, str] = {}
         """Transfer to request, for every load that is not reported yet."""
@@ -149,6 +152,7 @@ class WorkerSide:
                     ranks=self._ranks,
                     verify=Verify(self._options.verify),
                     deadline_s=job.deadline_ms / 1000,
+                    follow=job.follow,
                 )
             )
         for transfer in meta.cancels:
@@ -189,28 +193,33 @@ class WorkerSide:
         """Abort what runs and stop serving."""
         if self._puller is not None:
             self._puller.close()
-        if self._client is not None:
-            self._client.close()
+        for client in (self._client, self._follow_client):
+            if client is not None:
+                client.close()
+        if self._follower is not None:
+            self._follower.close()
         for backend in self._backends:
             backend.close()
 
     def _ensure_puller(self, identity: SessionIdentity) -> Puller:
         if self._puller is None:
-            self._client = PeerClient(
-                load_key(self._options.key or None),
-                PeerIdentity(
-                    node=identity.node,
-                    space=identity.space,
-                    incarnation=identity.incarnation,
-                    components=identity.components,
-                ),
+            key = load_key(self._options.key or None)
+            me = PeerIdentity(
+                node=identity.node,
+                space=identity.space,
+                incarnation=identity.incarnation,
+                components=identity.components,
             )
+            call_s = max(CALL_S, self._options.pin_timeout_ms / 1000)
+            self._client, self._follow_client = PeerClient(key, me), PeerClient(key, me)
+            self._follower = Follower(self._follow_client, silent_s=call_s)
             self._puller = self._make_puller(
                 self._client,
                 self._backends,
                 pin_ms=self._options.pin_ms,
-                call_timeout_s=max(CALL_S, self._options.pin_timeout_ms / 1000),
+                call_timeout_s=call_s,
                 block_bytes=self.hello.block_bytes if self.hello is not None else 1,
+                follower=self._follower,
             )
         return self._puller
 

@@ -70,6 +70,11 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "look at the coordinator's lag in `kvferry status`; give it a core of its own, or let "
         "the router pass hints so that no plan is needed",
     ),
+    "prefill_late": (
+        "the request waited for another engine to compute its prompt, and that took too long",
+        "that engine is overloaded: add prefill engines, raise handover_timeout_ms, or turn the "
+        "router's --overlap off",
+    ),
     "no_coordinator": (
         "there was no hint, and no coordinator could be asked",
         "start one with `kvferry up` or `kvferry coordinator`, and check the NATS url that the "

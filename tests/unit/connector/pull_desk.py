@@ -9,6 +9,7 @@ from tests.unit.connector.support import BLOCK, chain, tracked
 
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintBook
+from kvferry_connectors.vllm.looking import HANDOVER
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
@@ -22,8 +23,11 @@ class Looker:
 
     def __init__(self) -> None:
         self.plans = True
+        self.spares = ""
         self.hints: list[Hint] = []
         self.planned: list[Pull] = []
+        self.followed: list[Hint] = []
+        self.left: list[str] = []
         self.aborted: list[str] = []
         self.renewed: list[str] = []
         self.freed = 0
@@ -31,8 +35,19 @@ class Looker:
     def has_plans(self) -> bool:
         return self.plans
 
+    def spared(self, one: Tracked, local_tokens: int) -> str:
+        return self.spares
+
     def use_hint(self, one: Tracked, pull: Pull, hint: Hint) -> None:
+        pull.basis = "hint"
         self.hints.append(hint)
+
+    def follow(self, one: Tracked, pull: Pull, hint: Hint) -> None:
+        pull.basis, pull.source = HANDOVER, hint.node
+        self.followed.append(hint)
+
+    def leave(self, pull: Pull) -> None:
+        self.left.append(pull.transfer)
 
     def ask_plan(self, one: Tracked, pull: Pull) -> None:
         self.planned.append(pull)
