@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,16 +14,14 @@ import msgspec
 import pytest
 from tests.contract.pools import Pool, pattern, snapshot
 
-from kvferry.errors import BackendError, BackendUnavailable, ConfigError
+from kvferry.errors import BackendError, BackendUnavailable
 from kvferry.ports.backend import ReadOutcome, ReadRequest, Regions, Span
-from kvferry_backends import identity
-from kvferry_backends.identity import own_identity
 from kvferry_backends.peer_host import system
 from kvferry_backends.peer_host.backend import READS_MAX, PeerHostBackend
-from kvferry_backends.peer_host.options import parse_options
 from kvferry_backends.peer_host.wire import PeerDescription, decode
 
 WAIT_S = 30.0
+ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[..., PeerHostBackend]
 
 
@@ -163,47 +162,6 @@ def refuse(*call: object) -> int:
     return -1
 
 
-def test_yama_is_told_only_when_asked(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    make: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    yama = tmp_path / "ptrace_scope"
-    yama.write_text("1\n")
-    monkeypatch.setattr(system, "_YAMA", yama)
-    told: list[bool] = []
-    monkeypatch.setattr(system, "admit_any_reader", lambda: told.append(True))
-    make(Pool(1, [8]))
-    assert not told
-    assert "allow_any_reader: true" in caplog.text
-    make(Pool(1, [8]), allow_any_reader=True)
-    assert told
-    yama.write_text("0\n")
-    make(Pool(1, [8]), allow_any_reader=True)
-    assert len(told) == 1
-
-
-def test_without_yama_the_option_cannot_be_granted() -> None:
-    if system.ptrace_scope() or Path("/proc/sys/kernel/yama").exists():
-        system.admit_any_reader()
-    else:
-        with pytest.raises(BackendError, match="allow_any_reader"):
-            system.admit_any_reader()
-
-
-def test_own_identity_is_what_proc_shows() -> None:
-    mine = own_identity()
-    assert mine.pid == os.getpid()
-    assert re.fullmatch(r"pid:\[\d+\]", mine.namespace)
-
-
-def test_a_proc_of_another_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity.os, "getpid", lambda: 1)
-    with pytest.raises(BackendUnavailable, match="mount the /proc"):
-        own_identity()
-
-
 def test_memory_that_cannot_be_read_is_not_registered(tmp_path: Path) -> None:
     """A mapping behind its file's end faults, as memory that a driver maps does."""
     file = tmp_path / "short"
@@ -240,22 +198,40 @@ def test_reads_under_way_are_bounded(
     assert read(target, source.describe()).error == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"allow_every_reader": True}, "unknown option allow_every_reader; known are allow_any"),
-        ({"allow_any_reader": "yes"}, "allow_any_reader"),
-        ({"threads": 17}, "threads 17 is not 0 to 16"),
-        ({"call_bytes": 1}, "call_bytes 1 is not 4096"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        PeerHostBackend(options)
+READER = """
+import os, sys
+from tests.contract.pools import Pool, snapshot
+from kvferry.ports.backend import ReadRequest
+from kvferry_backends.peer_host.backend import PeerHostBackend
+pool = Pool(8, [4096])
+before = snapshot(pool)
+target = PeerHostBackend()
+target.register(pool.regions, lambda *call: True)
+os.setgid(65534)
+os.setuid(65534)
+outcome = target.post(
+    ReadRequest(
+        transfer="t", peer=bytes.fromhex(sys.argv[1]), grant=b"",
+        source_blocks=range(8), target_blocks=range(8),
+    )
+).wait(20)
+print(f"{outcome.error}: {outcome.detail}", "unchanged" if snapshot(pool) == before else "CHANGED")
+target.close()
+"""
+"""Reads as another user, which only root can become, and once everything is imported."""
 
 
-def test_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, threads in ((1, 1), (2, 1), (4, 2), (64, 4)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=cores: set(range(n)))
-        assert parse_options({}).threads_per_read == threads
-    assert parse_options({"threads": 3}).threads_per_read == 3
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_process_is_told_why_it_cannot_read(source: PeerHostBackend) -> None:
+    """The kernel's own no."""
+    reader = subprocess.run(
+        [sys.executable, "-c", READER, source.describe().hex()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert reader.stdout.startswith("error: process "), reader.stdout
+    assert "run both as the same user" in reader.stdout or "ptrace_scope" in reader.stdout
+    assert "unchanged" in reader.stdout
