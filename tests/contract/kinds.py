@@ -120,6 +120,15 @@ def _nccl_stand_in(options: dict[str, object]) -> Backend:
     return HostNcclBackend(options)
 
 
+def _nixl_port(description: bytes) -> dict[str, object]:
+    import msgspec
+
+    from kvferry_backends.nixl.wire import PeerDescription
+
+    peer = msgspec.msgpack.decode(description, type=PeerDescription)
+    return {"listen_port": int(peer.address.rpartition(":")[2])}
+
+
 KINDS = [
     Kind(
         name="tcp",
@@ -133,6 +142,31 @@ KINDS = [
     ),
     Kind(name="peer_host", long_blocks=3072),
     Kind(name="peer_host", options={"threads": 2, "call_bytes": 65536 * 3}),
+    Kind(
+        name="nixl",
+        options={"devices": ["lo"], "mode": "direct"},
+        place_of=_nixl_port,
+        aborts_alone=False,
+        long_blocks=8192,
+        keeps_process_wide=True,
+    ),
+    Kind(
+        name="nixl",
+        options={"devices": ["lo"], "mode": "packed", "slots": 3, "slot_bytes": 256 * 1024},
+        place_of=_nixl_port,
+        aborts_alone=False,
+        long_blocks=4096,
+        keeps_process_wide=True,
+    ),
+    Kind(
+        name="nixl",
+        memory="cuda",
+        devices=(1, 0),
+        place_of=_nixl_port,
+        aborts_alone=False,
+        long_blocks=65536,
+        keeps_process_wide=True,
+    ),
     Kind(
         name="peer",
         memory="cuda",
@@ -150,10 +184,12 @@ KINDS = [
     ),
     Kind(
         name="nccl",
+        # Slow, and with few bytes queued on the device, which a frozen host does not stop.
+        options={"max_ctas": 1, "chunk_bytes": 4 * 1024 * 1024},
         memory="cuda",
         devices=(1, 0),
         place_of=_nccl_port,
-        long_blocks=65536,
+        long_blocks=16384,
         keeps_process_wide=True,
     ),
 ]

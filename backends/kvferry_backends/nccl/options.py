@@ -30,10 +30,10 @@ class NcclOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     communicators: int = 8
     """The most that are kept for reading, and the most for serving. NCCL takes some 50 to 100 MB
     of device memory for each, besides the ring."""
-    chunk_bytes: int = 16 * 1024 * 1024
+    chunk_bytes: int = 32 * 1024 * 1024
     """Size of a slot of the ring; a chunk holds as many whole blocks as fit."""
-    slots: int = 4
-    """Slots of a ring; from 2 up, packing and moving overlap."""
+    slots: int = 3
+    """Slots of a ring, so that packing and moving overlap."""
     max_ctas: int = 0
     """The most thread blocks that NCCL's kernels may take from the engine; 0 leaves it to NCCL."""
     timeout_s: float = 30.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from tests.contract.pools import Pool, pattern, snapshot, wrong_bytes
 from tests.unit.nccl.conftest import WAIT_S, Make
-from tests.unit.nccl.host_device import until
+from tests.unit.nccl.host_device import HostDevice, until
 
 from kvferry.errors import BackendError
+from kvferry_backends.nccl.local import Local
+from kvferry_backends.nccl.options import NcclOptions
 
 
 def test_scattered_blocks_of_several_spans_arrive(make: Make) -> None:
@@ -85,6 +88,18 @@ def test_ends_with_rings_of_different_sizes_agree_on_the_smaller(make: Make) -> 
     assert outcome is not None
     assert outcome.error == ""
     assert target.pool.memory == source.pool.memory
+
+
+@pytest.mark.parametrize(
+    ("blocks", "chunk"),
+    [(1, 1), (256, 256), (300, 256), (1536, 256), (2400, 400), (9000, 512)],
+)
+def test_chunks_are_as_large_as_pays_and_as_small_as_overlaps(blocks: int, chunk: int) -> None:
+    local = Local("i", HostDevice(Pool(1, [65536]).regions, NcclOptions()), 1, (65536,), 3, 512)
+    assert local.chunk_blocks(blocks) == chunk
+    assert [stop - start for start, stop in local.ranges(blocks, chunk)][:-1] == [chunk] * (
+        -(-blocks // chunk) - 1
+    )
 
 
 def test_a_refused_grant_moves_nothing_and_costs_no_communicator(make: Make) -> None:
@@ -173,6 +188,39 @@ def test_a_source_bounds_its_communicators_too(make: Make) -> None:
             assert outcome.error == ""
             assert target.pool.get(2) == pattern("one", 1, 4096)
             assert source.device.live == 1
+
+
+def test_a_crowd_that_shares_few_communicators(make: Make) -> None:
+    ends = [make(Pool(50, [4096]), communicators=2) for _ in range(4)]
+    for nth, end in enumerate(ends):
+        for block in range(10):
+            end.pool.put(block, pattern(str(nth), block, 4096))
+    left = [(taker, giver) for taker in range(4) for giver in range(4) if taker != giver]
+    give_up = time.monotonic() + WAIT_S
+    while left:
+        assert time.monotonic() < give_up
+        reads = [
+            ends[taker].post(
+                ends[giver].backend.describe(),
+                range(10),
+                range(10 + 10 * giver, 20 + 10 * giver),
+            )
+            for taker, giver in left
+        ]
+        again = []
+        for pair, read in zip(left, reads, strict=True):
+            outcome = read.wait(WAIT_S)
+            assert outcome is not None
+            if outcome.error:
+                assert "communicators are busy" in outcome.detail
+                again.append(pair)
+        left = again
+    for taker in range(4):
+        assert ends[taker].device.live <= 4
+        for giver in set(range(4)) - {taker}:
+            for block in range(10):
+                found = ends[taker].pool.get(10 + 10 * giver + block)
+                assert found == pattern(str(giver), block, 4096)
 
 
 def test_what_nccl_cannot_connect_is_refused_by_name(make: Make) -> None:
