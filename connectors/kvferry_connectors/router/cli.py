@@ -64,6 +64,13 @@ def command(
             show_default=False,
         ),
     ] = "",
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Send a turn to P and D at the same time, so that D pulls while P still computes.",
+        ),
+    ] = False,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -88,6 +95,7 @@ def command(
         node=node,
         nats_url=nats,
         engine_api_key=engine_api_key,
+        overlap=overlap,
         drain_s=drain_s,
     )
     logging.getLogger("kvferry").setLevel(

@@ -119,6 +119,8 @@ def _part(
     if hint is None and asked.single and asked.reuse and known is not None:
         hint = known.hint
     part = kv_part(asked.id, session, hint)
+    if prefilled.follow:
+        part["follow"] = prefilled.follow
     if hint is None and not asked.reuse:
         part["reuse"] = "off"
     return part

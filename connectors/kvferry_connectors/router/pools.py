@@ -21,6 +21,8 @@ class Engine:
         why: what is wrong with it while it is down.
         in_flight: requests that it is working on for this router.
         served: requests ever given to it.
+        hint: the last that it gave. Whatever blocks it names, it proves to another engine which
+            node this is and where; ``None`` before the first, and after it was down.
         probe_now: set to have its health looked at without waiting.
     """
 
@@ -32,6 +34,7 @@ class Engine:
         self.why = ""
         self.in_flight = 0
         self.served = 0
+        self.hint: dict[str, object] | None = None
         self.probe_now = asyncio.Event()
         self._limits: set[asyncio.Timeout] = set()
 
@@ -51,6 +54,7 @@ class Engine:
                 self.url,
             )
         self.up, self.why = False, why
+        self.hint = None  # It may come back as another process.
         self.suspect()
 
     def suspect(self) -> None:

@@ -34,6 +34,7 @@ class Prefilled:
         hint: how D can fetch the prompt's KV.
         token_ids: the prompt as P tokenised it, if D should take it over.
         miss: why there is no report, in one word.
+        follow: the name under which P publishes the prompt's blocks while it computes them.
     """
 
     engine: str = ""
@@ -41,10 +42,16 @@ class Prefilled:
     report: Report | None = None
     token_ids: list[int] | None = None
     miss: str = ""
+    follow: str = ""
 
 
-async def prefill(router: Router, asked: Asked, session: str, known: Known | None) -> Prefilled:
+async def prefill(
+    router: Router, asked: Asked, session: str, known: Known | None, failed: str = ""
+) -> Prefilled:
     """Asks one P after the other; without any the turn goes on, for D can compute by itself.
+
+    Args:
+        failed: a P that failed in this turn already.
 
     Raises:
         Answered: P refused the request itself, with 4xx.
@@ -52,11 +59,8 @@ async def prefill(router: Router, asked: Asked, session: str, known: Known | Non
     if not asked.single:
         return Prefilled(miss="unshareable")
     hand_over = router.settings.hand_over_tokens and may_hand_over(asked.kind, asked.body)
-    part = kv_part(asked.id, session, known.hint if known and asked.reuse else None)
-    if not asked.reuse:
-        part["reuse"] = "off"
-    content = prefill_body(asked.kind, asked.body, part, hand_over)
-    tried: set[str] = set()
+    content = prefill_body(asked.kind, asked.body, _part(asked, session, known), hand_over)
+    tried: set[str] = {failed} if failed else set()
     while len(tried) < router.settings.attempts_max:
         engine = router.prefill.pick(known.prefill if known else "", 0, tried)
         if engine is None:
@@ -68,6 +72,27 @@ async def prefill(router: Router, asked: Asked, session: str, known: Known | Non
         except EngineFailed as error:
             note_failure(router, asked, error)
     return Prefilled(miss="prefill_down")
+
+
+async def prefill_at(
+    router: Router, asked: Asked, session: str, known: Known | None, engine: Engine, publish: str
+) -> Prefilled:
+    """Asks one P to offer the prompt's blocks under the name ``publish`` as it computes them.
+
+    Raises:
+        Answered: P refused the request itself, with 4xx.
+        EngineFailed: P could not serve it.
+    """
+    part = _part(asked, session, known) | {"publish": publish}
+    content = prefill_body(asked.kind, asked.body, part, want_tokens=False)
+    return await _prefill_on(router, asked, engine, content, request_name(asked.id, "p", 1))
+
+
+def _part(asked: Asked, session: str, known: Known | None) -> dict[str, object]:
+    part = kv_part(asked.id, session, known.hint if known and asked.reuse else None)
+    if not asked.reuse:
+        part["reuse"] = "off"
+    return part
 
 
 async def _prefill_on(
@@ -87,6 +112,7 @@ async def _prefill_on(
     if not isinstance(value, dict):
         raise EngineFailed(engine.name, "answered something that is no JSON object")
     kv = read_reply(value.get(PARAMS))
+    engine.hint = kv.hint or engine.hint
     if kv.report is None:
         logger.debug(
             "prefill engine %s reported nothing: check that its --kv-transfer-config names the "

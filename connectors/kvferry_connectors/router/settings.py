@@ -38,6 +38,8 @@ class RouterSettings:
     """Sent to engines as a bearer token in place of what the client sent."""
     hand_over_tokens: bool = True
     """Give D the token ids that P made of a chat, so that both certainly see one prompt."""
+    overlap: bool = False
+    """Send a turn to P and D at the same time, so that D pulls while P still computes."""
     connect_timeout_s: float = 3.0
     probe_every_s: float = 2.0
     probe_timeout_s: float = 5.0

@@ -10,6 +10,8 @@ from kvferry_connectors.router.asked import Asked
 from kvferry_connectors.router.context import OK, Router
 from kvferry_connectors.router.decode import Decoded, decode
 from kvferry_connectors.router.errors import Answered
+from kvferry_connectors.router.overlap import REUSE_LINE_HEADER, followable, overlap
+from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.prefill import Prefilled, prefill
 from kvferry_connectors.router.relay import Seen, clean
 from kvferry_connectors.router.reply import Reply
@@ -19,7 +21,6 @@ from kvferry_connectors.router.sessions import Known, new_session
 logger = logging.getLogger("kvferry.router")
 
 ID_HEADER = "x-kvferry-request"
-REUSE_LINE_HEADER = "x-kvferry"
 
 
 class Turn:
@@ -41,22 +42,34 @@ class Turn:
         router, asked = self._router, self._asked
         self._reply.headers[ID_HEADER] = asked.id
         try:
-            self._prefilled = await prefill(router, asked, self._session, self._known)
-            self._reply.headers[REUSE_LINE_HEADER] = self._reuse(self._prefilled)
-            await decode(
-                router,
-                asked,
-                self._session,
-                self._known,
-                self._prefilled,
-                self._reply,
-                self._decoded,
-            )
+            engine = followable(router, asked, self._known)
+            if engine is None or not await self._at_once(engine):
+                await self._in_turn(engine.name if engine else "")
         except Answered as early:
             self._decoded.outcome = "refused"
             await self._reply.whole(clean(early.answer, Seen()))
         finally:
             self._record()
+
+    async def _at_once(self, engine: Engine) -> bool:
+        """P and D together; false if P failed and the turn has to begin again."""
+        self._prefilled = await overlap(
+            self._router,
+            self._asked,
+            self._session,
+            self._known,
+            engine,
+            self._reply,
+            self._decoded,
+        )
+        return self._prefilled is not None
+
+    async def _in_turn(self, failed: str) -> None:
+        """First P, but not the one that ``failed``; then D."""
+        router, asked, session, known = self._router, self._asked, self._session, self._known
+        self._prefilled = await prefill(router, asked, session, known, failed)
+        self._reply.headers[REUSE_LINE_HEADER] = self._reuse(self._prefilled)
+        await decode(router, asked, session, known, self._prefilled, self._reply, self._decoded)
 
     def _reuse(self, prefilled: Prefilled) -> str:
         return reuse_line(prefilled.report, prefilled.miss)

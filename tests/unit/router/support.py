@@ -60,6 +60,8 @@ class FakeEngine:
     with_params: bool = True
     """Whether streams carry kv_transfer_params, which vLLM 0.32 leaves out."""
     report: dict[str, Any] = field(default_factory=dict)
+    expires_ms: int = 0
+    """When its hints end; 0 leaves that out."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request was cancelled from outside."""
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +79,8 @@ class FakeEngine:
         )
 
     def hint(self, number: int) -> dict[str, Any]:
-        return {"secret": f"{self.name}#{number}"}
+        ends = {"expires_ms": self.expires_ms} if self.expires_ms else {}
+        return {"secret": f"{self.name}#{number}", **ends}
 
     async def _health(self, request: Request) -> Response:
         if self.frozen is not None:
