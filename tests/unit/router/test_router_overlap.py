@@ -177,10 +177,20 @@ async def test_an_engine_that_was_down_is_not_followed_before_it_said_who_it_is(
 
 async def test_the_next_turn_is_remembered_as_ever() -> None:
     async with overlapping(decode=2) as h:
-        await h.ask("hello")
-        await until(lambda: h.router.counters.turns["ok"] == 2)
-        home = next(name for name in ("d0", "d1") if h[name].got)
-        number = len(h[home].got)
-        await h.ask("hello, more")
-        assert h["p0"].got[-1].kv["hint"]["secret"].startswith(home)
-        assert len(h[home].got) == number + 1
+        for name in ("d0", "d1"):
+            h[name].gates[0] = asyncio.Event()
+
+        async def turn(prompt: str, number: int) -> str:
+            """Which D answered it, once P was asked too."""
+            asked = asyncio.create_task(h.ask(prompt, stream=True))
+            await until(lambda: len(h["p0"].got) == number)
+            await until(lambda: sum(len(h[d].got) for d in ("d0", "d1")) == number)
+            for name in ("d0", "d1"):
+                h[name].gates[0].set()
+            await asked
+            await until(lambda: h.router.counters.turns["ok"] == 1 + number)
+            return next(d for d in ("d0", "d1") if len(h[d].got) == number)
+
+        home = await turn("hello", 1)
+        assert await turn("hello, more", 2) == home
+        assert h["p0"].got[1].kv["hint"] == h[home].hint(1)
