@@ -29,6 +29,16 @@ async def overlapping(prefill: int = 1, decode: int = 1, **settings: Any) -> Asy
         yield h
 
 
+async def on_both(h: House, prompt: str) -> None:
+    """Ask, and let d0 answer once p0 has been asked too."""
+    h["d0"].gates[0] = asyncio.Event()
+    number = len(h["p0"].got) + 1
+    asked = asyncio.create_task(h.ask(prompt, stream=True))
+    await until(lambda: len(h["p0"].got) == number)
+    h["d0"].gates[0].set()
+    await asked
+
+
 async def test_decode_works_while_prefill_does() -> None:
     async with overlapping() as h:
         h["p0"].gates[-1] = asyncio.Event()
@@ -58,7 +68,7 @@ async def test_decode_works_while_prefill_does() -> None:
 async def test_names_are_never_used_twice() -> None:
     async with overlapping() as h:
         for index in range(3):
-            await h.ask(f"prompt {index}")
+            await on_both(h, f"prompt {index}")
         names = [got.kv["publish"] for got in h["p0"].got]
         assert len(set(names)) == 3
         assert names == [got.kv["follow"] for got in h["d0"].got]
@@ -171,7 +181,7 @@ async def test_an_engine_that_was_down_is_not_followed_before_it_said_who_it_is(
         await until(lambda: h.router.prefill.any_up())
         await h.ask("again")
         assert "follow" not in h["d0"].got[-1].kv
-        await h.ask("and again")
+        await on_both(h, "and again")
         assert h["d0"].got[-1].kv["follow"] == h["p0"].got[-1].kv["publish"]
 
 
