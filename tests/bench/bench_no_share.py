@@ -1,10 +1,12 @@
-"""What kvferry costs requests that share nothing: one engine with it, one without, in turns.
+"""What kvferry costs requests that share nothing, beside an engine without it.
 
-Prints one JSON object. For each prompt length the ratios on ÷ off of the time to the first token
-and of the throughput, each as the median over pairs with a 95 % bootstrap interval. The engine
-with kvferry is joined to a live ledger and coordinator, and asks a plan for each request.
+Three engines of the same model take turns: ``on`` with kvferry, joined to a live ledger and
+coordinator; ``off`` without any connector; ``empty`` with a connector that does nothing, which
+shows what vLLM itself spends on having one. Prints one JSON object: for each prompt length the
+ratios to ``off`` of the time to the first token and of the throughput, each as the median over all
+pairs with a 95 % bootstrap interval over groups of fresh processes and pairs within them.
 
-Run: ``python -m tests.bench.bench_no_share [--pairs 15] [--prompts 512 2048]``
+Run: ``python -m tests.bench.bench_no_share [--groups 4] [--pairs 15] [--prompts 512 2048]``
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import random
 import statistics
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.bench.intervals import ratio
 from tests.e2e.conftest import KEY, joined
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane, of
@@ -27,12 +31,17 @@ from kvferry.core.events import Requested
 from kvferry_connectors.demo.model import SMALL, TINY, ensure_model
 
 SHAPES = {"tiny": TINY, "small": SMALL}
+ARMS = ("on", "empty", "off")
 ALONE = 5
 """Requests one after the other, for the time to the first token."""
 TOGETHER = 8
 """Requests at the same time, for the throughput."""
 DECODED = 16
-RESAMPLES = 2_000
+EMPTY = {
+    "kv_connector": "EmptyConnector",
+    "kv_connector_module_path": "tests.bench.empty_connector",
+    "kv_role": "kv_both",
+}
 
 
 class Load:
@@ -44,105 +53,140 @@ class Load:
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         return [[self._draw.randrange(10, 500) for _ in range(tokens)] for _ in range(count)]
 
+    def order(self, engines: Sequence[EngineProcess]) -> list[EngineProcess]:
+        return self._draw.sample(list(engines), len(engines))
 
-def measure(engine: EngineProcess, load: Load, tokens: int) -> tuple[list[float], float]:
-    """Seconds to the first token of requests alone; requests a second of many together."""
-    alone = [
-        engine.ask("timed", [prompt], 2, timeout_s=600)[0][0]
-        for prompt in load.prompts(ALONE, tokens)
+
+class Arm:
+    """What one engine measured in one group."""
+
+    def __init__(self) -> None:
+        self.alone: list[list[float]] = []
+        self.rates: list[float] = []
+
+    def measure(self, engine: EngineProcess, load: Load, tokens: int) -> None:
+        """Seconds to the first token of requests alone; requests a second of many together."""
+        self.alone.append(
+            [
+                engine.ask("timed", [prompt], 2, timeout_s=600)[0][0]
+                for prompt in load.prompts(ALONE, tokens)
+            ]
+        )
+        _, took = engine.ask("timed", load.prompts(TOGETHER, tokens), DECODED, timeout_s=600)
+        self.rates.append(TOGETHER / took)
+
+
+def one_group(
+    engines: Sequence[EngineProcess], load: Load, pairs: int, tokens: int
+) -> dict[str, Arm]:
+    """``pairs`` measurements of each engine, in an order drawn anew each time."""
+    for engine in engines:
+        Arm().measure(engine, load, tokens)  # Warm up.
+    arms = {engine.name: Arm() for engine in engines}
+    for _ in range(pairs):
+        for engine in load.order(engines):
+            arms[engine.name].measure(engine, load, tokens)
+    return arms
+
+
+def compared(groups: list[dict[str, Arm]], name: str) -> dict[str, Any]:
+    """Arm ``name`` against ``off``."""
+    firsts = [
+        [
+            statistics.median(a) / statistics.median(b)
+            for a, b in zip(arms[name].alone, arms["off"].alone, strict=True)
+        ]
+        for arms in groups
     ]
-    _, took = engine.ask("timed", load.prompts(TOGETHER, tokens), DECODED, timeout_s=600)
-    return alone, TOGETHER / took
-
-
-def pairs(
-    on: EngineProcess, off: EngineProcess, load: Load, count: int, tokens: int
-) -> dict[str, Any]:
-    """``count`` measurements of each, who goes first in turns."""
-    firsts: dict[str, list[list[float]]] = {"on": [], "off": []}
-    rates: dict[str, list[float]] = {"on": [], "off": []}
-    for engine in (on, off):
-        measure(engine, load, tokens)  # Warm up.
-    for number in range(count):
-        order = [("on", on), ("off", off)]
-        for name, engine in order if number % 2 else reversed(order):
-            alone, rate = measure(engine, load, tokens)
-            firsts[name].append(alone)
-            rates[name].append(rate)
-    ttft = [
-        statistics.median(a) / statistics.median(b)
-        for a, b in zip(firsts["on"], firsts["off"], strict=True)
+    rates = [
+        [a / b for a, b in zip(arms[name].rates, arms["off"].rates, strict=True)] for arms in groups
     ]
-    rate = [a / b for a, b in zip(rates["on"], rates["off"], strict=True)]
+    first, first_95 = ratio(firsts)
+    rate, rate_95 = ratio(rates)
     return {
-        "ttft_ratio": round(statistics.median(ttft), 4),
-        "ttft_ratio_95": interval(ttft),
-        "ttft_p95_ratio": round(p95(firsts["on"]) / p95(firsts["off"]), 4),
-        "ttft_ms_on": round(1000 * middle(firsts["on"]), 3),
-        "ttft_ms_off": round(1000 * middle(firsts["off"]), 3),
-        "throughput_ratio": round(statistics.median(rate), 4),
-        "throughput_ratio_95": interval(rate),
+        "ttft_ratio": first,
+        "ttft_ratio_95": first_95,
+        "ttft_p95_ratio": round(p95(groups, name) / p95(groups, "off"), 4),
+        "throughput_ratio": rate,
+        "throughput_ratio_95": rate_95,
     }
 
 
-def middle(groups: list[list[float]]) -> float:
-    return statistics.median(value for group in groups for value in group)
+def report(groups: list[dict[str, Arm]]) -> dict[str, Any]:
+    """The ratios of one prompt length."""
+    medians = {
+        f"ttft_ms_{name}": round(1000 * statistics.median(flat(groups, name)), 3) for name in ARMS
+    }
+    return {**compared(groups, "on"), "empty": compared(groups, "empty"), **medians}
 
 
-def p95(groups: list[list[float]]) -> float:
-    return statistics.quantiles([v for group in groups for v in group], n=20)[-1]
+def flat(groups: list[dict[str, Arm]], name: str) -> list[float]:
+    return [value for arms in groups for group in arms[name].alone for value in group]
 
 
-def interval(ratios: list[float]) -> list[float]:
-    """95 % bootstrap interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
-    return [round(medians[int(RESAMPLES * q)], 4) for q in (0.025, 0.975)]
+def p95(groups: list[dict[str, Arm]], name: str) -> float:
+    return statistics.quantiles(flat(groups, name), n=20)[-1]
 
 
-def run(folder: Path, count: int, lengths: list[int], shape: str) -> dict[str, Any]:
-    """Start both engines, measure, stop them."""
-    model = ensure_model(folder / "model", SHAPES[shape])
+def run_group(
+    folder: Path, model: Path, load: Load, pairs: int, lengths: list[int]
+) -> tuple[dict[int, dict[str, Arm]], Counter[str]]:
+    """Start the engines, measure every length, stop them."""
     plane = Plane(folder)
     engines: list[EngineProcess] = []
     try:
         plane.start_coordinator()
         connector = {"nats_url": plane.url, "key": KEY}
         engines.append(EngineProcess(model, "on", connector=connector))
+        engines.append(EngineProcess(model, "empty", connector=None, kv_transfer_config=EMPTY))
         engines.append(EngineProcess(model, "off", connector=None))
-        on, off = engines
-        joined(on)
-        off.wait_ready()
-        load = Load()
-        results = {str(tokens): pairs(on, off, load, count, tokens) for tokens in lengths}
-        on.until("waiting", lambda left: left == 0)
+        joined(engines[0])
+        for engine in engines:
+            engine.wait_ready()
+        arms = {tokens: one_group(engines, load, pairs, tokens) for tokens in lengths}
+        engines[0].until("waiting", lambda left: left == 0)
         misses = Counter(event.miss for event in of(plane.events(), Requested))
     finally:
         for engine in engines:
             engine.stop()
         plane.stop()
+    return arms, misses
+
+
+def run(folder: Path, groups: int, pairs: int, lengths: list[int], shape: str) -> dict[str, Any]:
+    """All groups."""
+    model = ensure_model(folder / "model", SHAPES[shape])
+    load = Load()
+    misses: Counter[str] = Counter()
+    measured = []
+    for number in range(groups):
+        (own := folder / f"group-{number}").mkdir()
+        arms, missed = run_group(own, model, load, pairs, lengths)
+        measured.append(arms)
+        misses += missed
     return {
         "bench": "no_share",
-        "pairs": count,
+        "groups": groups,
+        "pairs": pairs,
         "model": shape,
         "cpus": os.cpu_count(),
         "misses": dict(misses),
-        "prompts": results,
+        "prompts": {str(n): report([arms[n] for arms in measured]) for n in lengths},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=15, help="measurements of each engine, >= 5")
+    parser.add_argument("--groups", type=int, default=4, help="sets of fresh engine processes")
+    parser.add_argument("--pairs", type=int, default=15, help="measurements in each set, >= 5")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048], metavar="TOKENS")
-    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--model", choices=sorted(SHAPES), default="small")
     given = parser.parse_args()
-    if given.pairs < 5:
+    if given.pairs < 5 or given.groups < 1:
         parser.error("an interval over fewer than 5 pairs says nothing")
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(Path(folder), given.pairs, given.prompts, given.model)))
+        done = run(Path(folder), given.groups, given.pairs, given.prompts, given.model)
+    print(json.dumps(done))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,19 @@ class Looker:
         """Whether a coordinator is there to be asked."""
         return self._plans.available()
 
+    def spared(self, tracked: Tracked, local_tokens: int) -> str:
+        """Why a plan could bring nothing beyond the local tokens; empty where it has to be asked.
+
+        Plans know one block in 128 tokens, and the coordinator has told which of these are held.
+        """
+        stride = sample_stride(self._block_size)
+        first = local_tokens // (stride * self._block_size)
+        if first >= tracked.prompt_blocks // stride:
+            return "local" if local_tokens else "too_short"
+        if self._plans.held.lacks(tracked.hashes[(first + 1) * stride - 1]):
+            return "local" if local_tokens else "nothing_held"
+        return ""
+
     def use_hint(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
         """Pin what a hint names; a hint whose tail is the prompt's own needs no answer."""
         proved = take_hint(tracked, pull, hint)

@@ -60,6 +60,10 @@ class Pulls:
         if hint is None and not self._looker.has_plans():
             tracked.miss = miss or "no_coordinator"
             return
+        spared = self._looker.spared(tracked, 0) if hint is None else ""
+        if spared:
+            tracked.miss, tracked.told = miss or spared, True
+            return
         if not self._outbox.reserve():
             tracked.miss = "outbox_full"
             return
@@ -94,6 +98,11 @@ class Pulls:
             if step is Step.WAIT:
                 return None
         elif pull.state is PullState.LOOKING:
+            spared = "" if pull.basis else self._looker.spared(tracked, local_tokens)
+            if spared:
+                self.drop(tracked, pull.miss or spared)
+                tracked.told = True
+                return 0
             if time.monotonic() < pull.answer_by:
                 return None
             self.drop(tracked, pull.miss or "plan_late")
@@ -159,7 +168,7 @@ class Pulls:
             wanted=tracked.prompt_blocks,
             local_tokens=tracked.local_tokens,
             granted=pull.granted if pull else 0,
-            basis=pull.basis if pull else "",
+            basis="told" if tracked.told else pull.basis if pull else "",
             predicted_ms=pull.predicted_ms if pull else 0.0,
             recompute_ms=pull.recompute_ms if pull else 0.0,
             options=pull.options if pull else (),

@@ -150,6 +150,7 @@ class Tracked:
         "source",
         "start_block",
         "started",
+        "told",
         "unannounced",
     )
 
@@ -174,6 +175,8 @@ class Tracked:
         self.finished = False
         self.offered_early = False
         """Blocks of it were offered while it ran, so that the offer at its end is a new one."""
+        self.told = False
+        """No plan was waited for: the coordinator had said that nothing is held."""
         self.local_tokens = 0
         """What this engine had without us: its own prefix cache, or another connector's load."""
         self.pulled_tokens = 0

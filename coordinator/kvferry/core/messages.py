@@ -32,6 +32,11 @@ def control_subject(space: str, node: str) -> str:
     return f"kvfbus.control.{space}.{node}"
 
 
+def held_subject(space: str) -> str:
+    """Where the leader tells nodes what is held in their space (:class:`Held`)."""
+    return f"kvfbus.held.{space}"
+
+
 class Announce(msgspec.Struct, frozen=True, kw_only=True):
     """A coordinator is alive."""
 
@@ -67,6 +72,26 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     """Which process life of the name is meant; empty for all. Two processes of one name hear the
     same subject, so that ``duplicate`` must say which of them is to stop."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Leader to all nodes of a space: which sampled hashes some node offers.
+
+    Spares a request that shares nothing the way to a plan. A series begins with ``number`` 0 and
+    ``bits``; each later number adds some. Repeated without news at least twice a second, so that a
+    node notices what it missed, and silence.
+    """
+
+    replica: str
+    term: int
+    series: str
+    number: int
+    position: int
+    """Stream sequence up to which every offer is in."""
+    bits: bytes = b""
+    """A :class:`kvferry.core.held.HeldFilter`; with ``number`` 0 only."""
+    added: bytes = b""
+    """Sampled short hashes, as :func:`kvferry.ids.short_hashes` packs, that are offered now."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

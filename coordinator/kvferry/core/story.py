@@ -122,7 +122,8 @@ def _requested(node: str, event: Requested) -> str:
         )
     if not event.transfer:
         why = event.miss or "no reason given"
-        return f"{who}: nothing pulled ({why}), {_n(event.wanted, 'block')} wanted{local}"
+        told = ", known without a plan" if event.basis == "told" else ""
+        return f"{who}: nothing pulled ({why}{told}), {_n(event.wanted, 'block')} wanted{local}"
     plan = f" by {event.basis}" if event.basis else ""
     backend = f" over {event.backend}" if event.backend else ""
     blocks = f"{event.granted:,} of {_n(event.wanted, 'block')}"

@@ -19,6 +19,7 @@ from kvferry.core.messages import (
 )
 from kvferry.daemon.checkpoints import Checkpoints
 from kvferry.daemon.decisions import Decider
+from kvferry.daemon.held import HeldTeller
 from kvferry.daemon.liveness import LAG_MAX_MS, Liveness
 from kvferry.daemon.plans import PlanService
 from kvferry.daemon.policy import Policies
@@ -71,6 +72,7 @@ class Coordinator:
         self.plans = PlanService(
             self.replica, self.projector, weigh=self.settings.cost == "learned"
         )
+        self.held = HeldTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
         self.checkpoints = Checkpoints(
             log_port,
             objects,
@@ -110,6 +112,7 @@ class Coordinator:
             self.tasks.start("subscriptions", self._subscribe)
             self.tasks.start("announce", self._announce_always)
             self.tasks.start("tick", self._tick_always)
+            self.tasks.start("held", self.held.run)
             self.tasks.start("checkpoints", self._checkpoint_always)
             await self._stop.wait()
         finally:

@@ -66,6 +66,11 @@ class Decider:
         """The highest term that this replica holds."""
         return max((term for term, _ in self._held.values()), default=0)
 
+    def term_in(self, space: str) -> int:
+        """The term with which this replica leads the space now; 0 when it does not."""
+        held = self._held.get(space)
+        return held[0] if held is not None and self._standing.leading and self.leads(space) else 0
+
     def leads(self, space: str) -> bool:
         """Whether this process leads the space as far as the state knows."""
         held = self._held.get(space)

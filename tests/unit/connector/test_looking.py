@@ -28,10 +28,21 @@ NOBODY = "127.0.0.1:1"
 """A port on which nothing listens."""
 
 
+class Held:
+    """What the coordinator told is held."""
+
+    def __init__(self) -> None:
+        self.missing: set[bytes] = set()
+
+    def lacks(self, chain_hash: bytes) -> bool:
+        return chain_hash in self.missing
+
+
 class Plans:
     """A coordinator that answers at once."""
 
     def __init__(self) -> None:
+        self.held = Held()
         self.answer: PlanAnswer | None = None
         self.miss = "nothing_held"
         self.live = True
@@ -242,3 +253,30 @@ def test_the_outcome_slot_is_given_back_once(scene: Scene) -> None:
     scene.looker.unreserve(pull)
     scene.looker.unreserve(pull)
     assert scene.outbox.reserved == 1
+
+
+STRIDE = 128 // BLOCK
+
+
+@pytest.mark.parametrize(
+    ("local_blocks", "missing_block", "word"),
+    [
+        (0, STRIDE - 1, "nothing_held"),
+        (0, 2 * STRIDE - 1, ""),
+        (STRIDE - 1, STRIDE - 1, "local"),
+        (STRIDE, STRIDE - 1, ""),
+        (STRIDE, 2 * STRIDE - 1, "local"),
+        (2 * STRIDE, 2 * STRIDE - 1, "local"),
+    ],
+)
+def test_the_first_sampled_block_beyond_the_local_ones_decides_whether_to_ask(
+    scene: Scene, local_blocks: int, missing_block: int, word: str
+) -> None:
+    hashes = chain("long", 2 * STRIDE + 1)
+    scene.plans.held.missing = {hashes[missing_block]}
+    assert scene.looker.spared(tracked("r", hashes), local_blocks * BLOCK) == word
+
+
+def test_a_prompt_without_a_sampled_block_is_in_no_plan(scene: Scene) -> None:
+    assert scene.looker.spared(tracked("r", chain("a", STRIDE - 1)), 0) == "too_short"
+    assert scene.looker.spared(tracked("r", chain("a", STRIDE)), 0) == ""

@@ -13,6 +13,7 @@ from kvferry.core.events import FACTS, Requested
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintBook
+from kvferry.node.plans.held import HeldView
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.pulls import Pulls
@@ -30,6 +31,7 @@ class Plans:
 
     def __init__(self) -> None:
         self.live = True
+        self.held = HeldView()
         self.asked: list[PlanRequest] = []
         self._done: list[Any] = []
 

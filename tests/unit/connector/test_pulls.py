@@ -31,6 +31,35 @@ def test_without_a_coordinator_and_a_hint_nothing_waits() -> None:
     assert desk.begin(tracked("r", HASHES)).miss == "no_coordinator"
 
 
+def test_what_is_held_nowhere_needs_no_plan() -> None:
+    desk = Desk()
+    desk.looker.spares = "nothing_held"
+    one = desk.begin(tracked("r", HASHES))
+    assert (one.pull, desk.looker.planned, desk.outbox.reserved) == (None, [], 0)
+    assert desk.pulls.answer(one, 0) == 0
+    desk.pulls.announce(one)
+    (event,) = desk.facts()
+    assert (event.miss, event.basis, event.transfer) == ("nothing_held", "told", "")
+
+
+def test_a_plan_that_could_add_nothing_to_what_is_local_is_not_waited_for() -> None:
+    desk = Desk()
+    one = desk.begin(tracked("r", HASHES))
+    assert desk.pulls.answer(one, 0) is None
+    desk.looker.spares = "local"
+    assert desk.pulls.answer(one, 4 * BLOCK) == 0
+    assert (one.miss, desk.looker.freed, desk.outbox.reserved) == ("local", 1, 1)
+
+
+def test_a_hint_counts_more_than_what_is_told() -> None:
+    desk = Desk()
+    desk.looker.spares = "nothing_held"
+    one = desk.begin(with_hint(hint()))
+    assert desk.pulls.answer(one, 0) is None
+    desk.found(one, 6)
+    assert desk.pulls.answer(one, 0) == 6 * BLOCK
+
+
 def test_a_full_outbox_begins_no_transfer() -> None:
     desk = Desk()
     while desk.outbox.reserve():

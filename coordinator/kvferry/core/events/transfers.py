@@ -27,7 +27,7 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks that the source granted, counted from the prompt's first block."""
     backend: str = ""
     basis: str = ""
-    """``hint`` or ``plan``."""
+    """``hint`` or ``plan``; ``told`` where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
     recompute_ms: float = 0.0
     options: tuple[str, ...] = ()

@@ -24,13 +24,13 @@ LOOK_S = 1.0
 
 
 async def wait_for_more(
-    wake: asyncio.Event, closing: Callable[[], bool], batch_wait_s: float
+    wake: asyncio.Event, closing: Callable[[], bool], batch_wait_s: float = 0.0
 ) -> None:
     """Wait until a lane has something to say, and a moment more for others to share its message."""
     try:
         async with asyncio.timeout(LOOK_S):
             await wake.wait()
-            if not closing():
+            if batch_wait_s and not closing():
                 await asyncio.sleep(batch_wait_s)
     except TimeoutError:
         pass

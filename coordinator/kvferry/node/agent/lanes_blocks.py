@@ -72,7 +72,8 @@ class BlocksLane:
                 self._outbox.lost(BLOCKS, len(poison))
 
     async def _wait(self) -> None:
-        await wait_for_more(self.wake, lambda: self._closing, self._settings.batch_wait_ms / 1000)
+        wait_s = self._settings.detail_wait_ms / 1000
+        await wait_for_more(self.wake, lambda: self._closing, wait_s)
 
     def _attempted(self, error: LedgerError | None) -> None:
         if error is not None and not self._troubled:

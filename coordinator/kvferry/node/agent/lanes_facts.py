@@ -120,7 +120,7 @@ class FactsLane:
     # --- inner -------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
-        await wait_for_more(self.wake, lambda: self._closing, self._settings.batch_wait_ms / 1000)
+        await wait_for_more(self.wake, lambda: self._closing)
 
     def _attempted(self, error: LedgerError | None) -> None:
         self.troubled = error is not None

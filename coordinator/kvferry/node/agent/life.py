@@ -8,12 +8,13 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from kvferry.core.messages import ANNOUNCE_SUBJECT
+from kvferry.core.messages import ANNOUNCE_SUBJECT, held_subject
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.credentials import without_secrets
 from kvferry.node.agent.connect import Connect, Ledger
 from kvferry.node.agent.heartbeat import Gauges
 from kvferry.node.agent.lanes_facts import Offers
+from kvferry.node.agent.pace import Pace
 from kvferry.node.agent.session import Session
 from kvferry.node.agent.settings import Identity, NodeSettings
 from kvferry.node.agent.status import AgentStatus
@@ -124,7 +125,8 @@ class AgentLife:
         self._session = session
         session.start()
         try:
-            for subject, handler in session.subjects():
+            held = (held_subject(self._identity.space), self._plans.held.heard)
+            for subject, handler in [*session.subjects(), held]:
                 await self._unless_stopped(self._listen(ledger, subject, handler))
             await self._unless_stopped(session.superseded.wait())
             await session.abandon()
@@ -179,20 +181,15 @@ class AgentLife:
             backoff_s = min(backoff_s * 2, self._settings.reconnect_max_s)
 
     async def _pump(self) -> None:
-        """Look into the outbox, often while it is busy."""
-        busy_s, idle_s = self._settings.poll_ms / 1000, self._settings.idle_poll_ms / 1000
-        pause_s = busy_s
+        """Look into the outbox, translate what the engine left, wake the lanes."""
+        pace = Pace(self._settings)
         while True:
+            ran = self._outbox.untranslated > 0
             waiting = self._outbox.work(STEPS_AT_ONCE)
-            session = self._session
-            woken = waiting and session is not None and session.wake()
-            if self._outbox.untranslated:
-                pause_s = 0.0
-            elif woken:
-                pause_s = busy_s
-            else:
-                pause_s = min(max(pause_s, busy_s) * 1.5, idle_s)
-            await asyncio.sleep(pause_s)
+            if waiting and self._session is not None:
+                self._session.wake()
+            left = self._outbox.untranslated >= STEPS_AT_ONCE
+            await asyncio.sleep(pace.after_look(ran=ran or waiting, left=left))
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The work's result.

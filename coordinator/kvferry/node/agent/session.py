@@ -91,16 +91,12 @@ class Session:
         ]
         self._others = [self._task("heartbeat", self._heartbeat.run)]
 
-    def wake(self) -> bool:
-        """Tell the lanes that something may wait; False when they knew."""
-        woken = False
-        if self._outbox.has_facts() and not self._facts.wake.is_set():
+    def wake(self) -> None:
+        """Tell the lanes that something may wait."""
+        if self._outbox.has_facts():
             self._facts.wake.set()
-            woken = True
-        if self._outbox.has_blocks() and not self._blocks.wake.is_set():
+        if self._outbox.has_blocks():
             self._blocks.wake.set()
-            woken = True
-        return woken
 
     async def finish(self, limit_s: float) -> None:
         """Publish what waits and ``node_closed``, within the limit."""

@@ -45,13 +45,16 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     replica_silent_s: float = 3.0
     """A coordinator replica that was not heard for so long is not asked."""
     heartbeat_s: float = 1.0
-    poll_ms: float = 2.0
-    """How often the agent looks into a busy outbox."""
-    idle_poll_ms: float = 10.0
+    poll_ms: float = 10.0
+    """How soon the agent looks into the outbox of an engine that just began or just stopped."""
+    busy_poll_ms: float = 100.0
+    """How often it looks while the engine runs on and on: facts that come meanwhile share a
+    message, and each look interrupts the engine's Python for a moment."""
+    idle_poll_ms: float = 50.0
     """How often it looks into an empty one."""
     batch_events_max: int = 256
-    batch_wait_ms: float = 5.0
-    """An event waits at most so long for others to share its message."""
+    detail_wait_ms: float = 100.0
+    """Detail events wait about so long for others to share their message."""
     window_messages_max: int = 64
     """Messages of one lane that are sent before their acknowledgements are awaited."""
     resync_pause_s: float = 3.0
@@ -88,9 +91,10 @@ _POSITIVE = (
     "replica_silent_s",
     "heartbeat_s",
     "poll_ms",
+    "busy_poll_ms",
     "idle_poll_ms",
     "batch_events_max",
-    "batch_wait_ms",
+    "detail_wait_ms",
     "window_messages_max",
     "resync_pause_s",
 )

@@ -72,6 +72,7 @@ class HintBook:
     def __init__(self, key: bytes, space: str) -> None:
         self._key = key
         self._space = space
+        self._own_key = derive(key, "hint-key", space)
 
     def sign(self, hint: Hint) -> dict[str, object]:
         """The hint as a mapping that JSON can carry."""
@@ -113,7 +114,8 @@ class HintBook:
         return hint
 
     def _mac(self, hint: Hint) -> str:
-        key = derive(self._key, "hint-key", hint.space)
+        own = hint.space == self._space
+        key = self._own_key if own else derive(self._key, "hint-key", hint.space)
         fields = (
             str(VERSION),
             hint.node,

@@ -6,7 +6,6 @@ leaves the process.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import os
@@ -68,12 +67,12 @@ def derive(key: bytes, purpose: str, *parts: str) -> bytes:
 
     Each part is framed by its length, so that ("ab", "c") and ("a", "bc") differ.
     """
-    mac = hmac.new(key, digestmod=hashlib.sha256)
+    framed = bytearray()
     for part in (purpose, *parts):
         raw = part.encode("utf-8", "surrogatepass")
-        mac.update(len(raw).to_bytes(8, "big"))
-        mac.update(raw)
-    return mac.digest()
+        framed += len(raw).to_bytes(8, "big")
+        framed += raw
+    return hmac.digest(key, framed, "sha256")
 
 
 def _read(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from kvferry.errors import LedgerError
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.agent.tasks import end_tasks
 from kvferry.node.plans.hedge import Hedge
+from kvferry.node.plans.held import HeldView
 from kvferry.node.plans.replicas import Breaker, Replicas
 from kvferry.ports.log import BusPort, Reply
 
@@ -32,9 +33,13 @@ class PlanClient:
     """Plans by request and reply, never waited for by an engine thread.
 
     Engine threads use :meth:`ask` and :meth:`available`; the rest belongs to the agent's thread.
+
+    Attributes:
+        held: what need not be asked for.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
+        self.held = HeldView()
         self._settings = settings
         self._replicas = Replicas(settings.replica_silent_s)
         self._breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
@@ -90,6 +95,8 @@ class PlanClient:
             logger.debug("an announcement on %s cannot be decoded: %s", subject, error)
             return
         self._replicas.heard(announce.replica, time.monotonic())
+        if announce.leader:
+            self.held.leader(announce.replica)
 
     async def close(self) -> None:
         """End every open ask with ``no_coordinator`` and accept no more."""
