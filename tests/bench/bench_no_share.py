@@ -129,7 +129,12 @@ def p95(groups: list[dict[str, Arm]], name: str) -> float:
 
 
 def run_group(
-    folder: Path, model: Path, load: Load, pairs: int, lengths: list[int]
+    folder: Path,
+    model: Path,
+    load: Load,
+    pairs: int,
+    lengths: list[int],
+    engine_args: dict[str, Any],
 ) -> tuple[dict[int, dict[str, Arm]], Counter[str]]:
     """Start the engines, measure every length, stop them."""
     plane = Plane(folder)
@@ -137,9 +142,14 @@ def run_group(
     try:
         plane.start_coordinator()
         connector = {"nats_url": plane.url, "key": KEY}
-        engines.append(EngineProcess(model, "on", connector=connector))
-        engines.append(EngineProcess(model, "empty", connector=None, kv_transfer_config=EMPTY))
-        engines.append(EngineProcess(model, "off", connector=None))
+        for name, own, more in (
+            ("on", connector, {}),
+            ("empty", None, {"kv_transfer_config": EMPTY}),
+            ("off", None, {}),
+        ):
+            engines.append(EngineProcess(model, name, connector=own, **engine_args, **more))
+            if engine_args:
+                engines[-1].wait_ready()  # One after the other measures the memory it may take.
         joined(engines[0])
         for engine in engines:
             engine.wait_ready()
@@ -153,15 +163,23 @@ def run_group(
     return arms, misses
 
 
-def run(folder: Path, groups: int, pairs: int, lengths: list[int], shape: str) -> dict[str, Any]:
+def run(
+    folder: Path,
+    groups: int,
+    pairs: int,
+    lengths: list[int],
+    shape: str,
+    engine_args: dict[str, Any],
+) -> dict[str, Any]:
     """All groups."""
-    model = ensure_model(folder / "model", SHAPES[shape])
+    named = SHAPES.get(shape)
+    model = ensure_model(folder / "model", named) if named is not None else Path(shape)
     load = Load()
     misses: Counter[str] = Counter()
     measured = []
     for number in range(groups):
         (own := folder / f"group-{number}").mkdir()
-        arms, missed = run_group(own, model, load, pairs, lengths)
+        arms, missed = run_group(own, model, load, pairs, lengths, engine_args)
         measured.append(arms)
         misses += missed
     return {
@@ -169,6 +187,7 @@ def run(folder: Path, groups: int, pairs: int, lengths: list[int], shape: str) -
         "groups": groups,
         "pairs": pairs,
         "model": shape,
+        "engine_args": engine_args,
         "cpus": os.cpu_count(),
         "misses": dict(misses),
         "prompts": {str(n): report([arms[n] for arms in measured]) for n in lengths},
@@ -180,12 +199,17 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4, help="sets of fresh engine processes")
     parser.add_argument("--pairs", type=int, default=15, help="measurements in each set, >= 5")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048], metavar="TOKENS")
-    parser.add_argument("--model", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--model", default="small", help="tiny, small or a model's folder")
+    parser.add_argument(
+        "--engine-args", type=json.loads, default={}, metavar="JSON", help="more for vllm.LLM"
+    )
     given = parser.parse_args()
     if given.pairs < 5 or given.groups < 1:
         parser.error("an interval over fewer than 5 pairs says nothing")
     with tempfile.TemporaryDirectory() as folder:
-        done = run(Path(folder), given.groups, given.pairs, given.prompts, given.model)
+        done = run(
+            Path(folder), given.groups, given.pairs, given.prompts, given.model, given.engine_args
+        )
     print(json.dumps(done))
 
 
