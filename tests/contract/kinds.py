@@ -147,7 +147,7 @@ KINDS = [
         options={"devices": ["lo"], "mode": "direct"},
         place_of=_nixl_port,
         aborts_alone=False,
-        long_blocks=8192,
+        long_blocks=3072,
         keeps_process_wide=True,
     ),
     Kind(
@@ -155,7 +155,7 @@ KINDS = [
         options={"devices": ["lo"], "mode": "packed", "slots": 3, "slot_bytes": 256 * 1024},
         place_of=_nixl_port,
         aborts_alone=False,
-        long_blocks=4096,
+        long_blocks=2048,
         keeps_process_wide=True,
     ),
     Kind(

@@ -12,7 +12,7 @@ and device memory can be packed on one side and unpacked on the other.
 - :mod:`packer`: what a :class:`~kvferry_backends.packing.packer.Packer` does, and
   ``make_packer(regions)``.
 - :mod:`host`, :mod:`cuda`, :mod:`kernel`, :mod:`table`: packers of host and of CUDA memory.
-- :mod:`ring`: the slots.
+- :mod:`ring`: the slots. :mod:`lanes`: where packing runs, and when it is done.
 
 Use::
 
