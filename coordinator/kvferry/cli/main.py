@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import (
+    bench,
     coordinator,
     doctor,
     events,
@@ -98,6 +99,7 @@ app.command("events", rich_help_panel=LOOK)(events.command)
 app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
 app.command("doctor", rich_help_panel=LOOK)(doctor.command)
+app.add_typer(bench.app, name="bench", rich_help_panel=LOOK)
 app.command("version", rich_help_panel=LOOK)(version.command)
 app.command("pause", rich_help_panel=STEER)(policy.pause)
 app.command("resume", rich_help_panel=STEER)(policy.resume)

@@ -27,6 +27,7 @@ COMMANDS = {
     "explain",
     "replay",
     "doctor",
+    "bench",
     "version",
     "pause",
     "resume",
@@ -63,7 +64,7 @@ def test_every_option_has_a_help_text_and_every_command_an_example(name: str) ->
 
 
 def test_queries_have_json_and_the_ledgers_url() -> None:
-    for name in COMMANDS - PLUGINS - {"up", "coordinator", "version"}:
+    for name in COMMANDS - PLUGINS - {"up", "coordinator", "bench", "version"}:
         flags = {flag for one in group().commands[name].params for flag in one.opts}
         assert {"--json", "--nats"} <= flags, name
 
