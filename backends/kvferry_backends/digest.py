@@ -6,7 +6,7 @@ Both ends must use the same function, so each says by name which ones it has.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from kvferry.errors import BackendError
@@ -20,11 +20,11 @@ DIGEST_BYTES = 8
 _XXH3_PIECE_BYTES = 64 * 1024
 _CRC32_PIECE_BYTES = 4 * 1024
 
-BlockDigest: TypeAlias = Callable[[Iterable[memoryview]], int]
+BlockDigest: TypeAlias = Callable[[Sequence[memoryview]], int]
 """A block's bytes, span by span, to a number of at most 64 bits."""
 
 
-def _crc32(views: Iterable[memoryview]) -> int:
+def _crc32(views: Sequence[memoryview]) -> int:
     value = 0
     for view in views:
         for at in range(0, len(view), _CRC32_PIECE_BYTES):
@@ -35,16 +35,22 @@ def _crc32(views: Iterable[memoryview]) -> int:
 def _find_digests() -> dict[str, BlockDigest]:
     found: dict[str, BlockDigest] = {}
     try:
-        from xxhash import xxh3_64
+        from xxhash import xxh3_64, xxh3_64_intdigest
     except ImportError:
         pass
     else:
 
-        def xxh3(views: Iterable[memoryview]) -> int:
+        def xxh3(views: Sequence[memoryview]) -> int:
+            if len(views) == 1 and len(views[0]) <= _XXH3_PIECE_BYTES:
+                return int(xxh3_64_intdigest(views[0]))
             state = xxh3_64()
+            update = state.update
             for view in views:
+                if len(view) <= _XXH3_PIECE_BYTES:
+                    update(view)
+                    continue
                 for at in range(0, len(view), _XXH3_PIECE_BYTES):
-                    state.update(view[at : at + _XXH3_PIECE_BYTES])
+                    update(view[at : at + _XXH3_PIECE_BYTES])
             return int(state.intdigest())
 
         found["xxh3_64"] = xxh3

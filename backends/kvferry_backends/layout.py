@@ -81,6 +81,34 @@ class HostPool:
                 found += [view[b * stride : b * stride + length] for b in blocks]
         return found
 
+    def extents(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The addresses and lengths of what :meth:`pieces` would view.
+
+        Raises:
+            BackendError: a block is not in the pool.
+        """
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self.blocks:
+            raise BackendError(
+                f"blocks {min(blocks)} to {max(blocks)} are not within a pool of {self.blocks}"
+            )
+        joined = runs(blocks)
+        addresses: list[int] = []
+        lengths: list[int] = []
+        # Layers are alike as a rule, so what they share is worked out once.
+        known: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for span in self._regions.spans:
+            stride, length, base = span.stride, span.length, span.address
+            if (stride, length) not in known:
+                alone = stride != length or len(joined) == len(blocks)
+                known[stride, length] = (
+                    [block * stride for block in (blocks if alone else [b for b, _ in joined])],
+                    [length] * len(blocks) if alone else [n * length for _, n in joined],
+                )
+            offsets, sizes = known[stride, length]
+            addresses += [base + offset for offset in offsets]
+            lengths += sizes
+        return addresses, lengths
+
     def block(self, block: int) -> list[memoryview]:
         """The bytes of one block, span by span."""
         return [

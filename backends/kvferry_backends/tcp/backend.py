@@ -26,6 +26,7 @@ from kvferry_backends.tcp.wire import (
     PROTOCOL,
     PeerDescription,
     ReadPart,
+    chunk_blocks,
     decode_peer,
     encode_peer,
     pack_blocks,
@@ -35,8 +36,6 @@ READS_MAX = 16
 """Reads under way at one time."""
 STRIPE_MIN_BYTES = 1024 * 1024
 """A further connection is used for each so many bytes."""
-CHUNK_BYTES = 32 * 1024 * 1024
-CHUNK_PIECES = 8192
 
 _log = logging.getLogger("kvferry.backends.tcp")
 
@@ -142,7 +141,9 @@ class TcpBackend:
         function = digest.common(peer.digests)
         deadline = time.monotonic() + request.deadline_s
         ranges = self._stripes(len(targets), pool)
-        chunk_blocks = self._options.chunk_blocks or _chunk_blocks(pool)
+        per_chunk = self._options.chunk_blocks or chunk_blocks(
+            request.verify, pool.block_bytes, len(pool.widths)
+        )
         read = Read(request.transfer, len(ranges), self._drop, peer.instance)
         fetches = [
             Fetch(
@@ -155,7 +156,7 @@ class TcpBackend:
                     blocks=packed,
                     start=start,
                     stop=stop,
-                    chunk_blocks=chunk_blocks,
+                    chunk_blocks=per_chunk,
                     widths=pool.widths,
                     verify=request.verify,
                     digest=function,
@@ -238,8 +239,3 @@ class TcpBackend:
     def _drop(self, read: Read) -> None:
         with self._lock:
             self._reads.discard(read)
-
-
-def _chunk_blocks(pool: HostPool) -> int:
-    by_bytes = CHUNK_BYTES // pool.block_bytes
-    return max(1, min(by_bytes, CHUNK_PIECES // len(pool.widths)))

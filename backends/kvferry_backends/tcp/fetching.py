@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,11 +16,31 @@ from kvferry_backends.tcp.links import Links
 from kvferry_backends.tcp.options import split_address
 from kvferry_backends.tcp.reading import Read
 from kvferry_backends.tcp.stream import Stream, StreamError
-from kvferry_backends.tcp.wire import HEAD_BYTES, ReadPart, chunks, encode_part, head_reason
+from kvferry_backends.tcp.vectors import Vectors
+from kvferry_backends.tcp.wire import (
+    HEAD_BYTES,
+    ReadPart,
+    chunks,
+    chunks_per_call,
+    encode_part,
+    head_reason,
+)
 
 CONNECT_S = 3.0
+SLOW_GIL_S = 0.002
+"""A call that returned later than this waited for the GIL: a busy thread keeps it for 5 ms."""
 
 _log = logging.getLogger("kvferry.backends.tcp")
+
+
+class _Awaited(NamedTuple):
+    """What a chunk brings besides its blocks."""
+
+    head_end: int
+    """Where its head ends among the bytes of the call."""
+    head: bytearray
+    compared: list[int]
+    sums: bytearray
 
 
 class Fetch:
@@ -100,29 +121,56 @@ class Fetch:
     def _exchange(self, stream: Stream) -> None:
         left_ms = max(1, int((self._deadline - time.monotonic()) * 1000))
         part = msgspec.structs.replace(self._part, deadline_ms=left_ms)
-        stream.send([memoryview(encode_part(part))], self._deadline)
-        for start, stop in chunks(part.start, part.stop, part.chunk_blocks):
-            self._receive(stream, start, stop)
-
-    def _receive(self, stream: Stream, start: int, stop: int) -> None:
-        part = self._part
-        total = len(self._targets)
-        compared = digest.chosen(part.verify, part.transfer, total, start, stop)
-        head = bytearray(HEAD_BYTES)
-        sums = bytearray(digest.DIGEST_BYTES * len(compared))
-        views = [memoryview(head), *self._pool.pieces(self._targets[start:stop])]
-        if sums:
-            views.append(memoryview(sums))
+        began = time.monotonic()
         try:
-            stream.receive(views, self._deadline)
+            stream.send([memoryview(encode_part(part))], self._deadline)
         except StreamError as error:
-            if error.moved >= HEAD_BYTES and error.error == "unreachable":
-                self._raise_refused(head)
+            if error.error == "unreachable":
+                self._hear_refusal(stream)
+            raise
+        # A request always fits into the socket's buffer, so only the GIL can have made us wait.
+        waited = time.monotonic() - began > SLOW_GIL_S
+        per_call = chunks_per_call(part, self._pool.block_bytes) if waited else 1
+        ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
+        for at in range(0, len(ranges), per_call):
+            self._receive(stream, ranges[at : at + per_call])
+
+    def _receive(self, stream: Stream, ranges: Sequence[tuple[int, int]]) -> None:
+        """Receive some chunks in one go."""
+        part = self._part
+        vectors = Vectors()
+        awaited: list[_Awaited] = []
+        for start, stop in ranges:
+            compared = digest.chosen(part.verify, part.transfer, len(self._targets), start, stop)
+            sums = bytearray(digest.DIGEST_BYTES * len(compared))
+            chunk = _Awaited(vectors.length + HEAD_BYTES, bytearray(HEAD_BYTES), compared, sums)
+            awaited.append(chunk)
+            vectors.add(chunk.head)
+            vectors.add_blocks(self._pool, self._targets[start:stop])
+            if sums:
+                vectors.add(sums)
+        try:
+            stream.receive_vectors(vectors, self._deadline)
+        except StreamError as error:
+            if error.error == "unreachable":
+                for chunk in awaited:
+                    if chunk.head_end <= error.moved:
+                        self._raise_refused(chunk.head)
             self._answered = self._answered or error.moved > 0
             raise
         self._answered = True
+        for chunk in awaited:
+            self._raise_refused(chunk.head)
+            self._compare(chunk.compared, chunk.sums)
+
+    def _hear_refusal(self, stream: Stream) -> None:
+        """A source that turned us away said so before it closed."""
+        head = bytearray(HEAD_BYTES)
+        try:
+            stream.receive([memoryview(head)], self._deadline)
+        except StreamError:
+            return
         self._raise_refused(head)
-        self._compare(compared, sums)
 
     def _raise_refused(self, head: bytearray) -> None:
         reason = head_reason(head)

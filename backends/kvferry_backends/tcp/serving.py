@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
 from kvferry_backends.tcp.stream import Stream
-from kvferry_backends.tcp.wire import GO, PROTOCOL, ReadPart, chunks, refusal, unpack_blocks
+from kvferry_backends.tcp.vectors import Vectors
+from kvferry_backends.tcp.wire import (
+    GO,
+    PROTOCOL,
+    ReadPart,
+    chunks,
+    chunks_per_call,
+    refusal,
+    unpack_blocks,
+)
 
 _log = logging.getLogger("kvferry.backends.tcp")
+
+
+SLOW_CALL_S = 0.003
+"""A first chunk fits into the socket's buffers, so a call that took longer for it waited for the
+GIL, or the network is slow: then fewer, larger calls are as good or better."""
 
 
 class Refusal(Exception):
@@ -33,7 +48,7 @@ class Server:
     def answer(self, part: ReadPart, stream: Stream) -> None:
         """Send what ``part`` asks for.
 
-        The permission is asked for again before each chunk, so that a pin that ends in
+        The permission is asked for again before each further call, so that a pin that ends in
         mid-read ends the sending.
 
         Raises:
@@ -43,23 +58,38 @@ class Server:
         deadline = time.monotonic() + min(part.deadline_ms / 1000, self._timeout_s)
         try:
             blocks = self._checked(part)
-            block_digest = digest.by_name(part.digest)
-            for start, stop in chunks(part.start, part.stop, part.chunk_blocks):
-                if start > part.start:
+            ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
+            at, per_call = 0, 1
+            while at < len(ranges):
+                if at:
                     self._permit(part)
-                compared = digest.chosen(part.verify, part.transfer, len(blocks), start, stop)
-                digests = b"".join(
-                    block_digest(self.pool.block(blocks[at])).to_bytes(digest.DIGEST_BYTES)
-                    for at in compared
-                )
-                views = [memoryview(GO), *self.pool.pieces(blocks[start:stop])]
-                if digests:
-                    views.append(memoryview(digests))
-                stream.send(views, deadline)
+                vectors = self._chunks(part, blocks, ranges[at : at + per_call])
+                began = time.monotonic()
+                stream.send_vectors(vectors, deadline)
+                at += per_call
+                if time.monotonic() - began > SLOW_CALL_S:
+                    per_call = chunks_per_call(part, self.pool.block_bytes)
         except Refusal as refused:
             stream.send([memoryview(refusal(str(refused)))], deadline)
             stream.finish()
             raise
+
+    def _chunks(
+        self, part: ReadPart, blocks: tuple[int, ...], ranges: Sequence[tuple[int, int]]
+    ) -> Vectors:
+        """Some chunks as they go out, their digests taken from the blocks as they are now."""
+        block_digest = digest.by_name(part.digest)
+        vectors = Vectors()
+        for start, stop in ranges:
+            compared = digest.chosen(part.verify, part.transfer, len(blocks), start, stop)
+            sums = bytearray()
+            for at in compared:
+                sums += block_digest(self.pool.block(blocks[at])).to_bytes(digest.DIGEST_BYTES)
+            vectors.add(bytearray(GO))
+            vectors.add_blocks(self.pool, blocks[start:stop])
+            if sums:
+                vectors.add(sums)
+        return vectors
 
     def _checked(self, part: ReadPart) -> tuple[int, ...]:
         if part.protocol != PROTOCOL:

@@ -9,11 +9,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvferry.errors import BackendError
-
-IOV_MAX = 1024
-"""Pieces of memory that one system call takes."""
+from kvferry_backends.tcp.vectors import IOV_MAX, Vectors
 
 SOCKET_BUFFER_BYTES = 1024 * 1024
 """The kernel doubles it. Larger ones leave the processor's cache between the two copies: on
@@ -95,6 +94,14 @@ class Stream:
 
         self._move(views, deadline, socket.SO_RCVTIMEO, fill)
 
+    def send_vectors(self, vectors: Vectors, deadline: float) -> None:
+        """Like :meth:`send`, for memory by address."""
+        self._move_vectors(vectors.send, vectors, deadline, socket.SO_SNDTIMEO)
+
+    def receive_vectors(self, vectors: Vectors, deadline: float) -> None:
+        """Like :meth:`receive`, for memory by address."""
+        self._move_vectors(vectors.receive, vectors, deadline, socket.SO_RCVTIMEO)
+
     def receive_some(self, view: memoryview, deadline: float) -> int:
         """Wait for at least a byte; returns how many came, 0 at the end of the stream.
 
@@ -154,21 +161,35 @@ class Stream:
         for at in range(0, len(views), IOV_MAX):
             batch = list(views[at : at + IOV_MAX])
             while batch:
-                self._allow(option, deadline, moved)
-                try:
-                    count = move(batch)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    self._check_cut()
-                    detail = f"the connection broke after {moved} bytes: {error}"
-                    raise StreamError("unreachable", detail, moved) from error
-                if count == 0:
-                    self._check_cut()
-                    detail = f"the peer closed the connection after {moved} bytes"
-                    raise StreamError("unreachable", detail, moved)
+                count = self._call(partial(move, batch), deadline, option, moved)
                 moved += count
                 batch = _rest(batch, count)
+
+    def _move_vectors(
+        self, move: Callable[[int], int], vectors: Vectors, deadline: float, option: int
+    ) -> None:
+        moved = 0
+        while vectors.left:
+            call = partial(move, self._sock.fileno())
+            moved += self._call(call, deadline, option, moved)
+
+    def _call(self, move: Callable[[], int], deadline: float, option: int, moved: int) -> int:
+        """How many bytes one call moved, which began after ``moved`` others."""
+        while True:
+            self._allow(option, deadline, moved)
+            try:
+                count = move()
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                self._check_cut()
+                detail = f"the connection broke after {moved} bytes: {error}"
+                raise StreamError("unreachable", detail, moved) from error
+            if count == 0:
+                self._check_cut()
+                detail = f"the peer closed the connection after {moved} bytes"
+                raise StreamError("unreachable", detail, moved)
+            return count
 
     def _allow(self, option: int, deadline: float, moved: int = 0) -> None:
         """Let the next call wait until ``deadline``, or raise."""

@@ -24,6 +24,14 @@ PREFIX = struct.Struct("!4sI")
 REQUEST_OVERHEAD_BYTES = 64 * 1024
 """The most that a request may have besides 4 bytes for each block of the source's pool."""
 
+CALL_BYTES = 32 * 1024 * 1024
+"""The most that is sent or received in one go. After each return a busy engine thread keeps the
+GIL for 5 ms, so fewer are better; between two of them a permission that ended is noticed."""
+DIGESTED_CHUNK_BYTES = 2 * 1024 * 1024
+"""A chunk of which each block is compared: small enough to be in the processor's cache when its
+digests are taken, and for both ends to work at the same time."""
+CHUNK_PIECES = 8192
+
 HEAD_BYTES = 64
 _HEAD_MAGIC = b"KVFH"
 _HEAD = struct.Struct("!4s60s")
@@ -123,6 +131,17 @@ def chunks(start: int, stop: int, chunk_blocks: int) -> Iterator[tuple[int, int]
     """The ranges into which both ends cut a request."""
     for at in range(start, stop, chunk_blocks):
         yield at, min(at + chunk_blocks, stop)
+
+
+def chunk_blocks(verify: Verify, block_bytes: int, spans: int) -> int:
+    """How many blocks a chunk should have."""
+    size = DIGESTED_CHUNK_BYTES if verify is Verify.FULL else CALL_BYTES
+    return max(1, min(size // block_bytes, CHUNK_PIECES // spans))
+
+
+def chunks_per_call(part: ReadPart, block_bytes: int) -> int:
+    """How many chunks may go through one call, where calls are dear."""
+    return max(1, CALL_BYTES // (part.chunk_blocks * block_bytes))
 
 
 def refusal(reason: str) -> bytes:

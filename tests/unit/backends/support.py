@@ -99,7 +99,13 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def read(target: TcpBackend, source: Source, transfer: str = "t.1", blocks: int = 4) -> ReadOutcome:
+def read(
+    target: TcpBackend,
+    source: Source,
+    transfer: str = "t.1",
+    blocks: int = 4,
+    verify: Verify = Verify.SAMPLE,
+) -> ReadOutcome:
     """The first blocks of the source into the same places."""
     posted = target.post(
         ReadRequest(
@@ -108,6 +114,7 @@ def read(target: TcpBackend, source: Source, transfer: str = "t.1", blocks: int 
             grant=b"",
             source_blocks=range(blocks),
             target_blocks=range(blocks),
+            verify=verify,
             deadline_s=WAIT_S,
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import pytest
@@ -40,6 +41,26 @@ def test_pieces_are_the_memory_itself() -> None:
     assert b"".join(pool.block(2)) == memory.get(2)
     with pytest.raises(ValueError, match="assignment"):
         pool.block(1)[0][:] = b"too much"
+
+
+@given(
+    st.lists(st.integers(0, 15), max_size=20),
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+def test_extents_are_the_pieces_by_address(blocks: list[int], widths: list[int], gap: int) -> None:
+    memory = Pool(16, widths, gap)
+    memory.fill("by address")
+    pool = HostPool(memory.regions)
+    addresses, lengths = pool.extents(blocks)
+    found = [ctypes.string_at(*extent) for extent in zip(addresses, lengths, strict=True)]
+    assert found == [bytes(piece) for piece in pool.pieces(blocks)]
+
+
+@pytest.mark.parametrize("blocks", [[16], [-1], [0, 99]])
+def test_no_address_outside_the_pool_is_given(blocks: list[int]) -> None:
+    with pytest.raises(BackendError, match="pool of 16"):
+        HostPool(Pool(16, [8]).regions).extents(blocks)
 
 
 @pytest.mark.parametrize(

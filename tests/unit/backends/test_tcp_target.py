@@ -10,9 +10,9 @@ from tests.contract.pools import Pool
 from tests.unit.backends.support import WAIT_S, Source, eventually, read
 
 from kvferry.errors import BackendError
-from kvferry.ports.backend import ReadRequest
+from kvferry.ports.backend import ReadRequest, Verify
 from kvferry_backends import digest
-from kvferry_backends.tcp import connection, listener, stream
+from kvferry_backends.tcp import connection, fetching, listener, serving, stream, wire
 from kvferry_backends.tcp.backend import READS_MAX, TcpBackend
 from kvferry_backends.tcp.wire import decode_peer
 
@@ -137,8 +137,55 @@ def test_reads_under_way_are_bounded(target: TcpBackend) -> None:
 def test_without_xxhash_both_ends_fall_back_to_crc32(
     source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(digest._DIGESTS, "xxh3_64")
+    monkeypatch.setattr(digest, "_DIGESTS", {"crc32": digest.by_name("crc32")})
     assert decode_peer(source.backend.describe()).digests == ("crc32",)
     outcome = read(target, source)
     assert outcome.error == ""
     assert outcome.verified_blocks >= 2
+
+
+@pytest.mark.parametrize("call_blocks", [1, 3, 100])
+@pytest.mark.parametrize("damaged", [None, 5])
+def test_chunks_that_share_a_call_are_each_compared(
+    monkeypatch: pytest.MonkeyPatch, call_blocks: int, damaged: int | None
+) -> None:
+    """Calls grow where each waits for the GIL; here every one seems to."""
+    monkeypatch.setattr(fetching, "SLOW_GIL_S", -1.0)
+    monkeypatch.setattr(serving, "SLOW_CALL_S", -1.0)
+    monkeypatch.setattr(wire, "CALL_BYTES", call_blocks * 1000)
+    pool, ours = Pool(8, [600, 400]), Pool(8, [600, 400])
+    pool.fill("calls")
+    source, target = Source(pool), TcpBackend({"chunk_blocks": 1, "connections": 1})
+    target.register(ours.regions, lambda *call: False)
+    taken = digest.by_name("xxh3_64")
+    seen: list[int] = []
+
+    def wrong_once(views: list[memoryview]) -> int:
+        seen.append(len(seen))
+        return taken(views) ^ (len(seen) - 1 == damaged)
+
+    monkeypatch.setattr(digest, "_DIGESTS", {"xxh3_64": wrong_once})
+    outcome = read(target, source, blocks=8, verify=Verify.FULL)
+    if damaged is None:
+        assert outcome.error == ""
+        assert outcome.verified_blocks == 8
+        assert [ours.get(block) for block in range(8)] == [pool.get(block) for block in range(8)]
+    else:
+        assert outcome.error == "digest"
+    target.close()
+    source.backend.close()
+
+
+def test_a_refusal_between_two_chunks_of_a_call_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "SLOW_GIL_S", -1.0)
+    answers = iter([True, True, False])
+    pool = Pool(8, [1000])
+    pool.fill("calls")
+    source = Source(pool, lambda *call: next(answers))
+    target = TcpBackend({"chunk_blocks": 1, "connections": 1})
+    target.register(Pool(8, [1000]).regions, lambda *call: False)
+    outcome = read(target, source)
+    assert outcome.error == "refused"
+    assert "grant" in outcome.detail
+    target.close()
+    source.backend.close()
