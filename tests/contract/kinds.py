@@ -31,8 +31,6 @@ class Kind:
     """Of the pools on both sides."""
     devices: tuple[int, int] = (0, 0)
     """Of the source's and of the target's pool, where the memory has devices."""
-    moves: Callable[[Sequence[int]], bool] = lambda widths: True
-    """Whether blocks of these bytes in each span can be moved; else ``register`` must refuse."""
     through: Callable[[str], dict[str, object]] | None = None
     """Options that make peers come through a relay at ``ip:port``; None without such a thing."""
     place_of: Callable[[bytes], dict[str, object]] = lambda description: {}
@@ -171,7 +169,6 @@ KINDS = [
         name="peer",
         memory="cuda",
         devices=(1, 0),
-        moves=lambda widths: len(set(widths)) == 1 and widths[0] % 8 == 0,
         revokes=False,
         long_blocks=65536,
         keeps_process_wide=True,

@@ -12,7 +12,6 @@ from tests.contract.pools import Pool, pattern, snapshot, wrong_bytes
 from tests.contract.reading import finished, post
 from tests.contract.sources import SourceProcess
 
-from kvferry.errors import BackendError
 from kvferry.ports.backend import Verify
 
 LAYOUTS = {
@@ -48,10 +47,6 @@ def test_blocks_arrive_and_nothing_else_changes(
     kind: Kind, serve: Serve, sources: SourceProcess, layout: str, choice: str
 ) -> None:
     widths, gap = LAYOUTS[layout]
-    if not kind.moves(widths):
-        with pytest.raises(BackendError):
-            serve(kind.pool(64, widths, gap))
-        return
     # The gaps differ on the two sides: only the blocks' own layout has to be the same.
     source = sources.serve(64, widths, gap=gap)
     pool = kind.pool(64, widths, gap * 2)

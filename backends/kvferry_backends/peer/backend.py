@@ -175,10 +175,9 @@ class PeerBackend:
             raise BackendError(stuck)
 
     def _ended(self, read: KernelRead, mapping: Mapping[Any]) -> str:
-        self._mappings.give_back(mapping)
         with self._lock:
             self._reads.discard(read)
-        return mapping.gone
+        return self._mappings.give_back(mapping)
 
     def _lives(self, process: Identity) -> bool | None:
         return lives(process, self._identity)

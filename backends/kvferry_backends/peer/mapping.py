@@ -80,7 +80,7 @@ class Mappings(Generic[OpenedT]):
             BackendError: the peer's process has ended, or its memory cannot be mapped.
         """
         if self._lives(peer.process) is False:
-            why = f"process {peer.process.pid} has ended"
+            why = _ended(peer.process)
             self.drop(peer.instance, why)
             raise BackendError(f"nothing to read: {why}")
         with self._changed:
@@ -94,14 +94,21 @@ class Mappings(Generic[OpenedT]):
             mapping.readers += 1
             return mapping
 
-    def give_back(self, mapping: Mapping[OpenedT]) -> None:
-        """A reader is done; the last one of a mapping that was dropped unmaps it."""
+    def give_back(self, mapping: Mapping[OpenedT]) -> str:
+        """A reader is done; the last one of a mapping that was dropped unmaps it.
+
+        Returns:
+            Why the peer was lost while it was read, or nothing.
+        """
+        if not mapping.gone:
+            self._drop_if_dead(mapping)
         with self._changed:
             mapping.readers -= 1
             mapping.used_at_s = time.monotonic()
             unmap = bool(mapping.gone) and not mapping.readers
         if unmap:
             _unmap(mapping)
+        return mapping.gone
 
     def drop(self, instance: str, why: str) -> None:
         """Unmap a peer that has ended, now or when its last reader is done."""
@@ -143,18 +150,23 @@ class Mappings(Generic[OpenedT]):
                     return
                 mapped = list(self._mapped.values())
             for mapping in mapped:
-                why = self._ended(mapping)
-                if why:
-                    self.drop(mapping.instance, why)
+                self._drop_if_dead(mapping)
+                self._drop_if_unseen(mapping)
 
-    def _ended(self, mapping: Mapping[OpenedT]) -> str:
-        lives = self._lives(mapping.process)
-        if lives is False:
-            return f"process {mapping.process.pid} has ended"
+    def _drop_if_dead(self, mapping: Mapping[OpenedT]) -> None:
+        if self._lives(mapping.process) is False:
+            self.drop(mapping.instance, _ended(mapping.process))
+
+    def _drop_if_unseen(self, mapping: Mapping[OpenedT]) -> None:
         idle_s = time.monotonic() - mapping.used_at_s
-        if lives is None and not mapping.readers and idle_s > self._unseen_idle_s:
-            return f"not used for {idle_s:.0f} s, and whether it lives cannot be seen"
-        return ""
+        idle = not mapping.readers and idle_s > self._unseen_idle_s
+        if idle and self._lives(mapping.process) is None:
+            why = f"not used for {idle_s:.0f} s, and whether it lives cannot be seen"
+            self.drop(mapping.instance, why)
+
+
+def _ended(process: Identity) -> str:
+    return f"process {process.pid} has ended"
 
 
 def _unmap(mapping: Mapping[OpenedT]) -> None:

@@ -116,8 +116,7 @@ def test_a_reader_under_way_keeps_it_mapped_and_learns_why_it_was_dropped(bench:
     bench.mappings.drop("a", "told so")
     bench.mappings.give_back(readers[0])
     assert bench.opened[0].unmapped == 0
-    assert readers[1].gone == "told so"
-    bench.mappings.give_back(readers[1])
+    assert bench.mappings.give_back(readers[1]) == "told so"
     assert bench.opened[0].unmapped == 1
 
 
@@ -151,6 +150,18 @@ def test_a_dead_source_is_refused_at_the_next_use(source: subprocess.Popen[bytes
         mappings.take(peer("a", theirs))
     assert mapping.opened.unmapped == 1
     mappings.close()
+
+
+def test_a_source_that_dies_while_it_is_read_is_lost_for_that_read(
+    bench: Bench, source: subprocess.Popen[bytes]
+) -> None:
+    theirs = identity_of(source)
+    assert bench.mappings.give_back(bench.mappings.take(peer("a", theirs))) == ""
+    reader = bench.mappings.take(peer("a", theirs))
+    source.kill()
+    assert eventually(lambda: lives(theirs, bench.ours) is False)
+    assert bench.mappings.give_back(reader) == f"process {source.pid} has ended"
+    assert bench.opened[0].unmapped == 1
 
 
 def test_a_source_whose_life_cannot_be_seen_is_given_up_after_idling() -> None:
