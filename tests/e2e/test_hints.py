@@ -139,6 +139,7 @@ def test_a_bogus_hint_does_not_keep_the_plan_from_helping(
     text = prompt(210, PROMPT)
     held = pair.hold("plan", text)
     plane.wait_for(lambda seen: of(seen, Retained, offer=held.offer), "the offer")
+    plane.wait_projected()
     raw = bogus("another address under the old signature", held, ear)
     answer = pair.ask("plan", text, {"hint": raw})
     assert (answer.report["pulled"], answer.report["from"]) == (PROMPT, "source")

@@ -108,6 +108,7 @@ def test_a_stop_string_ends_without_a_hint_and_the_next_turn_is_found_by_chain(
     )
     (ended,) = [e for e in of(seen, RequestEnded) if e.request.startswith("stop-d")]
     assert ended.outcome == "aborted"
+    pair.plane.wait_projected()
     longer = text + expected.tokens[:50] + prompt(75_001, 40)
     nexts = pair.p0.run("stop-p", longer, tokens=4)
     assert nexts.report["from"] == "d0"
