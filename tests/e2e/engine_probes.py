@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.e2e.watching import AllocationWatch, Waits
@@ -67,6 +68,13 @@ class Probes:
         """Most tokens that a living request has computed."""
         requests = self.core.scheduler.requests.values()
         return max((int(request.num_computed_tokens) for request in requests), default=0)
+
+    def probe_preempt(self) -> str:
+        """Preempt the request that was scheduled last, by vLLM's own means."""
+        scheduler = self.core.scheduler
+        request = scheduler.running.pop()
+        scheduler._preempt_request(request, time.monotonic())
+        return str(request.request_id)
 
     def probe_outbox(self) -> dict[str, Any]:
         box = self.side.outbox

@@ -115,6 +115,18 @@ def test_a_prefill_that_ends_early_leaves_the_rest_to_be_computed(bench: FollowB
     assert bench.source.how() == [("t-h", "intact")]
 
 
+def test_a_part_that_is_gone_before_it_is_read_leaves_the_parts_before_it(
+    bench: FollowBench,
+) -> None:
+    bench.begin()
+    bench.write(4)
+    bench.follows()
+    assert bench.read(4)
+    bench.published.end("h", 6)  # Its last two blocks went to others at once.
+    result = bench.results(1)[0]
+    assert (result.ok, result.count, result.failed_blocks) == (True, 4, (104, 105))
+
+
 def test_a_prefill_that_ends_without_a_block_is_refused(bench: FollowBench) -> None:
     bench.begin()
     job = bench.follows()

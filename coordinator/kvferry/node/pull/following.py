@@ -80,8 +80,9 @@ class FollowAttempt(Attempt):
             if ready <= have:
                 break
             granted = self._timed("pin", partial(self._pin_part, have, ready))
-            self._timed("read", partial(self._reader.read, granted, have))
-            have += len(granted.blocks)
+            if granted is not None:
+                self._timed("read", partial(self._reader.read, granted, have))
+                have += len(granted.blocks)
             if have < ready:
                 break  # Reused already; what comes after the hole is of no use.
             self._deadline_s = min(
@@ -92,8 +93,14 @@ class FollowAttempt(Attempt):
             raise Failed("pin", reason, f"{following.state}: {following.detail or following.name}")
         return have
 
-    def _pin_part(self, have: int, ready: int) -> Granted:
-        return self._ask_pin(self._wanted()[have:ready], self._job.start + have)
+    def _pin_part(self, have: int, ready: int) -> Granted | None:
+        """A grant for the next part; None where nothing of it is held any more."""
+        try:
+            return self._ask_pin(self._wanted()[have:ready], self._job.start + have)
+        except Failed as failure:
+            if have and failure.detail.startswith("not_held"):
+                return None
+            raise
 
     def _ready(self, following: Following, have: int) -> int:
         """Blocks of this job that are written, once they are more than ``have`` or all to come."""
