@@ -15,6 +15,7 @@ from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, 
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
 from kvferry_backends.pairing import check_request
+from kvferry_backends.tcp.admission import BUSY, Admission
 from kvferry_backends.tcp.connection import TcpConnection
 from kvferry_backends.tcp.fetching import Fetch
 from kvferry_backends.tcp.links import Links
@@ -30,10 +31,9 @@ from kvferry_backends.tcp.wire import (
     decode_peer,
     encode_peer,
     pack_blocks,
+    refusal,
 )
 
-READS_MAX = 16
-"""Reads under way at one time."""
 STRIPE_MIN_BYTES = 1024 * 1024
 """A further connection is used for each so many bytes."""
 
@@ -68,7 +68,7 @@ class TcpBackend:
         self._reads: set[Read] = set()
         self._links = Links()
         self._threads = ThreadPoolExecutor(
-            max_workers=READS_MAX * self._options.connections,
+            max_workers=self._options.reads * self._options.connections_per_read,
             thread_name_prefix="kvferry-tcp-read",
         )
         self._pool: HostPool | None = None
@@ -85,7 +85,9 @@ class TcpBackend:
             BackendUnavailable: the listening address cannot be had.
         """
         pool = HostPool(regions)
-        server = Server(pool, authorize, self._instance, self._options.timeout_s)
+        options = self._options
+        admission = Admission(options.serve_transfers, options.serve_bytes)
+        server = Server(pool, authorize, self._instance, options.timeout_s, admission)
         with self._lock:
             self._check_open()
             if self._pool is not None:
@@ -94,9 +96,11 @@ class TcpBackend:
                 )
             listener = Listener(
                 self.name,
-                self._options.listen_host,
-                self._options.listen_port,
+                options.listen_host,
+                options.listen_port,
                 lambda stream, peer: TcpConnection(server, stream, peer),
+                connections_max=options.serve_connections,
+                last_word=refusal(f"{BUSY}: all {options.serve_connections} connections are taken"),
             )
             self._pool, self._listener = pool, listener
         _log.info(
@@ -126,7 +130,7 @@ class TcpBackend:
 
         Raises:
             BackendError: the request does not fit the regions of one of the two sides, or
-                :data:`READS_MAX` reads are under way.
+                as many reads are under way as the option ``reads`` allows.
         """
         pool = self._registered()
         peer = decode_peer(request.peer)
@@ -172,9 +176,10 @@ class TcpBackend:
         ]
         with self._lock:
             self._check_open()
-            if len(self._reads) >= READS_MAX:
+            if len(self._reads) >= self._options.reads:
                 raise BackendError(
-                    f"{READS_MAX} reads are under way; wait for one before posting another"
+                    f"{self._options.reads} reads are under way; wait for one, or set the tcp "
+                    "backend's option reads higher"
                 )
             self._reads.add(read)
         for fetch in fetches:
@@ -217,7 +222,7 @@ class TcpBackend:
 
     def _stripes(self, blocks: int, pool: HostPool) -> list[tuple[int, int]]:
         useful = max(1, blocks * pool.block_bytes // STRIPE_MIN_BYTES)
-        count = min(self._options.connections, blocks, useful)
+        count = min(self._options.connections_per_read, blocks, useful)
         edges = [blocks * nth // count for nth in range(count + 1)]
         return list(itertools.pairwise(edges))
 

@@ -12,6 +12,7 @@ import msgspec
 from kvferry.errors import BackendError
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
+from kvferry_backends.tcp.admission import BUSY
 from kvferry_backends.tcp.links import Links
 from kvferry_backends.tcp.options import split_address
 from kvferry_backends.tcp.reading import Read
@@ -176,7 +177,7 @@ class Fetch:
         reason = head_reason(head)
         if reason:
             self._answered = True
-            raise StreamError("refused", reason)
+            raise StreamError(BUSY if reason.startswith(BUSY) else "refused", reason)
 
     def _compare(self, compared: list[int], sums: bytearray) -> None:
         size = digest.DIGEST_BYTES

@@ -38,17 +38,27 @@ class Listener:
     """Accepts targets and serves each on a thread of its own until closed."""
 
     def __init__(
-        self, backend: str, host: str, port: int, connection: Callable[[Stream, str], Connection]
+        self,
+        backend: str,
+        host: str,
+        port: int,
+        connection: Callable[[Stream, str], Connection],
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        last_word: bytes = b"",
     ) -> None:
         """Listen at once, for the backend of this name.
 
-        ``connection`` makes one of an accepted stream and the peer's ``ip:port``.
+        ``connection`` makes one of an accepted stream and the peer's ``ip:port``. Who comes when
+        all ``connections_max`` are busy gets ``last_word`` and is turned away.
 
         Raises:
             BackendUnavailable: the address cannot be had.
         """
         self._backend = backend
         self._connection = connection
+        self._connections_max = connections_max
+        self._last_word = last_word
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -96,8 +106,8 @@ class Listener:
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
         if not self._make_room():
-            _log.warning("%s turned away: all %s connections are busy", peer, CONNECTIONS_MAX)
-            accepted.close()
+            _log.warning("%s turned away: all %s connections are busy", peer, self._connections_max)
+            self._turn_away(accepted)
             return
         try:
             connection = self._connection(Stream(accepted), peer)
@@ -118,10 +128,15 @@ class Listener:
             self._serving[connection] = thread
             thread.start()
 
+    def _turn_away(self, accepted: socket.socket) -> None:
+        with accepted, contextlib.suppress(OSError):  # left before
+            accepted.setblocking(False)
+            accepted.send(self._last_word)
+
     def _make_room(self) -> bool:
         """Whether one more connection may be served, if need be after dropping an idle one."""
         with self._lock:
-            if len(self._serving) < CONNECTIONS_MAX:
+            if len(self._serving) < self._connections_max:
                 return True
             idle = [connection for connection in self._serving if connection.idle_since > 0]
             if idle:

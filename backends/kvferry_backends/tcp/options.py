@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 
 import msgspec
@@ -11,6 +12,10 @@ from kvferry.errors import ConfigError
 from kvferry_backends.options import convert_options
 
 CONNECTIONS_MAX = 16
+CHOSEN_CONNECTIONS_MIN, CHOSEN_CONNECTIONS_MAX = 2, 8
+"""A connection takes about one core at each end, and the engine needs some too."""
+READS_MAX = 256
+SERVED_MAX = 4096
 TIMEOUT_MAX_S = 3600.0
 
 
@@ -23,12 +28,28 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Port to serve on; 0 takes a free one."""
     advertise: str = ""
     """``ip:port`` under which peers reach us, where it differs (NAT)."""
-    connections: int = 2
-    """Connections over which one read is striped."""
+    connections: int = 0
+    """Connections over which one read is striped; 0 takes half the cores, from 2 to 8."""
     chunk_blocks: int = 0
     """Blocks between two digests; 0 chooses by size."""
     timeout_s: float = 30.0
     """Longest that one read is served, whatever deadline the peer asks for."""
+    reads: int = 16
+    """Reads of ours under way at one time."""
+    serve_connections: int = 64
+    """Connections that are served at one time; idle ones make room."""
+    serve_transfers: int = 32
+    """Transfers that are served at one time; one more is refused as ``busy``."""
+    serve_bytes: int = 16 * 1024**3
+    """Bytes of the transfers served at one time; what goes beyond is refused as ``busy``."""
+
+    @property
+    def connections_per_read(self) -> int:
+        """``connections``, chosen where it is 0."""
+        if self.connections:
+            return self.connections
+        cores = len(os.sched_getaffinity(0))
+        return min(max(cores // 2, CHOSEN_CONNECTIONS_MIN), CHOSEN_CONNECTIONS_MAX)
 
 
 def parse_options(options: Mapping[str, object]) -> TcpOptions:
@@ -90,10 +111,17 @@ def check_listening(backend: str, host: str, port: int, advertise: str) -> None:
 
 def _check(options: TcpOptions) -> None:
     check_listening("tcp", options.listen_host, options.listen_port, options.advertise)
-    if not 1 <= options.connections <= CONNECTIONS_MAX:
-        raise ConfigError(
-            f"tcp backend: connections {options.connections} is not 1 to {CONNECTIONS_MAX}"
-        )
+    for name, least, most in (
+        ("connections", 0, CONNECTIONS_MAX),
+        ("reads", 1, READS_MAX),
+        ("serve_connections", 1, SERVED_MAX),
+        ("serve_transfers", 1, SERVED_MAX),
+    ):
+        value = getattr(options, name)
+        if not least <= value <= most:
+            raise ConfigError(f"tcp backend: {name} {value} is not {least} to {most}")
+    if options.serve_bytes < 1:
+        raise ConfigError(f"tcp backend: serve_bytes {options.serve_bytes} is not above 0")
     if options.chunk_blocks < 0:
         raise ConfigError(f"tcp backend: chunk_blocks {options.chunk_blocks} is negative")
     if not 0 < options.timeout_s <= TIMEOUT_MAX_S:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
+from kvferry_backends.tcp.admission import Admission, TooBusy
 from kvferry_backends.tcp.stream import Stream
 from kvferry_backends.tcp.vectors import Vectors
 from kvferry_backends.tcp.wire import (
@@ -38,12 +40,18 @@ class Server:
     """What a source may send, to whom, and from where."""
 
     def __init__(
-        self, pool: HostPool, authorize: Authorize, instance: str, timeout_s: float
+        self,
+        pool: HostPool,
+        authorize: Authorize,
+        instance: str,
+        timeout_s: float,
+        admission: Admission,
     ) -> None:
         self.pool = pool
         self._authorize = authorize
         self._instance = instance
         self._timeout_s = timeout_s
+        self._admission = admission
 
     def answer(self, part: ReadPart, stream: Stream) -> None:
         """Send what ``part`` asks for.
@@ -58,21 +66,35 @@ class Server:
         deadline = time.monotonic() + min(part.deadline_ms / 1000, self._timeout_s)
         try:
             blocks = self._checked(part)
-            ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
-            at, per_call = 0, 1
-            while at < len(ranges):
-                if at:
-                    self._permit(part)
-                vectors = self._chunks(part, blocks, ranges[at : at + per_call])
-                began = time.monotonic()
-                stream.send_vectors(vectors, deadline)
-                at += per_call
-                if time.monotonic() - began > SLOW_CALL_S:
-                    per_call = chunks_per_call(part, self.pool.block_bytes)
+            with self._admitted(part, len(blocks)):
+                self._send(part, blocks, stream, deadline)
         except Refusal as refused:
             stream.send([memoryview(refusal(str(refused)))], deadline)
             stream.finish()
             raise
+
+    @contextmanager
+    def _admitted(self, part: ReadPart, blocks: int) -> Iterator[None]:
+        try:
+            with self._admission.admit(part.transfer, blocks * self.pool.block_bytes):
+                yield
+        except TooBusy as busy:
+            raise Refusal(str(busy)) from None
+
+    def _send(
+        self, part: ReadPart, blocks: tuple[int, ...], stream: Stream, deadline: float
+    ) -> None:
+        ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
+        at, per_call = 0, 1
+        while at < len(ranges):
+            if at:
+                self._permit(part)
+            vectors = self._chunks(part, blocks, ranges[at : at + per_call])
+            began = time.monotonic()
+            stream.send_vectors(vectors, deadline)
+            at += per_call
+            if time.monotonic() - began > SLOW_CALL_S:
+                per_call = chunks_per_call(part, self.pool.block_bytes)
 
     def _chunks(
         self, part: ReadPart, blocks: tuple[int, ...], ranges: Sequence[tuple[int, int]]

@@ -26,6 +26,7 @@ FAILURES = (
     "void",
     "digest",
     "refused",
+    "busy",
     "unreachable",
     "deadline",
     "aborted",
@@ -39,7 +40,7 @@ _FAILS_IN = {
     PLANNED: ("unreachable", "deadline", "aborted", "error", "unused"),
     PINNING: ("refused", "unreachable", "deadline", "aborted", "error", "unused"),
     PINNED: ("refused", "unreachable", "deadline", "aborted", "error", "unused"),
-    READING: ("digest", "refused", "unreachable", "deadline", "aborted", "error", "unused"),
+    READING: ("digest", "refused", "busy", "unreachable", "deadline", "aborted", "error", "unused"),
     SETTLING: ("void", "refused", "unreachable", "deadline", "aborted", "error", "unused"),
 }
 

@@ -82,7 +82,8 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     verified_blocks: int = 0
     read_ms: float = 0.0
     error: str = ""
-    """``digest``, ``unreachable``, ``refused``, ``deadline``, ``aborted`` or ``error``."""
+    """``digest``, ``unreachable``, ``refused``, ``busy`` (refused for now: the source serves as
+    much as it may), ``deadline``, ``aborted`` or ``error``."""
     detail: str = ""
 
 

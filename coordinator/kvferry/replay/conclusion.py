@@ -20,6 +20,7 @@ _FAILURES: dict[str, str] = {
     "void": "the source had reused a block before the read was settled",
     "digest": "bytes arrived that differ from what the source sent",
     "refused": "the source refused",
+    "busy": "the source served as many reads as it may",
     "unreachable": "the source could not be reached",
     "deadline": "it took longer than its deadline",
     "aborted": "the request was aborted",

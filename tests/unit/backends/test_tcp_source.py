@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.contract.pools import Pool
 from tests.unit.backends.support import (
-    WAIT_S,
     Source,
     ask,
     eventually,
@@ -20,7 +18,7 @@ from tests.unit.backends.support import (
 
 from kvferry.errors import BackendError, BackendUnavailable
 from kvferry.ports.backend import Authorize
-from kvferry_backends.tcp import connection, listener
+from kvferry_backends.tcp import connection
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import HEAD_BYTES, MAGIC, encode_part
 
@@ -165,42 +163,6 @@ def test_a_reader_that_dies_in_mid_answer_harms_nobody_else(make: Make) -> None:
     sock.close()  # a reset, as from a killed process
     eventually(lambda: source.connections() == 0, "its connection is dropped")
     assert ask(source, source.part())[0] == ""
-
-
-def test_connections_are_bounded_and_the_idle_make_room(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 4)
-    source = make()
-    idlers = [source.connect() for _ in range(4)]
-    eventually(lambda: source.connections() == 4, "all places are taken")
-    assert ask(source, source.part())[0] == ""
-    assert until_closed(idlers[0]) == b""
-    for sock in idlers:
-        sock.close()
-
-
-def test_when_all_are_busy_one_more_is_turned_away(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 2)
-    go_on, entered = threading.Event(), threading.Semaphore(0)
-
-    def slow(transfer: str, grant: bytes, packed: bytes) -> bool:
-        entered.release()
-        return go_on.wait(WAIT_S)
-
-    source = make(authorize=slow)
-    served = [source.connect() for _ in range(2)]
-    for sock in served:
-        sock.sendall(encode_part(source.part()))
-        assert entered.acquire(timeout=WAIT_S)
-    with source.connect() as late:
-        assert until_closed(late) == b""
-    go_on.set()
-    for sock in served:
-        assert len(sock.recv(HEAD_BYTES)) == HEAD_BYTES
-        sock.close()
 
 
 def test_a_port_that_is_taken_is_named(make: Make) -> None:

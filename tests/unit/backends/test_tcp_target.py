@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.contract.pools import Pool
 from tests.unit.backends.support import WAIT_S, Source, eventually, read
 
-from kvferry.errors import BackendError
 from kvferry.ports.backend import ReadRequest, Verify
 from kvferry_backends import digest
 from kvferry_backends.tcp import connection, fetching, listener, serving, stream, wire
-from kvferry_backends.tcp.backend import READS_MAX, TcpBackend
+from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import decode_peer
 
 WIDTH = 1 << 20
@@ -109,29 +107,6 @@ def test_an_address_that_another_process_took_over_is_refused(target: TcpBackend
     assert outcome.error == "refused"
     assert "another process" in outcome.detail
     second.backend.close()
-
-
-def test_reads_under_way_are_bounded(target: TcpBackend) -> None:
-    go_on = threading.Event()
-    slow = Source(Pool(8, [WIDTH]), lambda *call: go_on.wait(WAIT_S))
-    request = ReadRequest(
-        transfer="t",
-        peer=slow.backend.describe(),
-        grant=b"",
-        source_blocks=[0],
-        target_blocks=[0],
-        deadline_s=WAIT_S,
-    )
-    posted = [target.post(request) for _ in range(READS_MAX)]
-    with pytest.raises(BackendError, match=f"{READS_MAX} reads"):
-        target.post(request)
-    go_on.set()
-    for one in posted:
-        outcome = one.wait(WAIT_S)
-        assert outcome is not None
-        assert outcome.error == ""
-    assert target.post(request).wait(WAIT_S) is not None
-    slow.backend.close()
 
 
 def test_without_xxhash_both_ends_fall_back_to_crc32(

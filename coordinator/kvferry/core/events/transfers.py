@@ -60,7 +60,7 @@ class TransferFailed(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A transfer ended without use; the request recomputes.
 
     ``stage``: ``pin``, ``read``, ``settle``, ``use``. ``reason``: ``void``, ``digest``,
-    ``refused``, ``unreachable``, ``deadline``, ``aborted``, ``error``, ``node_left``,
+    ``refused``, ``busy``, ``unreachable``, ``deadline``, ``aborted``, ``error``, ``node_left``,
     ``unused`` (the scheduler took fewer tokens than offered).
     """
 
