@@ -101,6 +101,8 @@ class Ferry(Family):
 
     def serve(self, bench: Bench, model: str, sizes: Sequence[str], **options: Any) -> None:
         """Start both; ``options`` go to both connectors."""
+        if bench.cpu:  # Engines that share two cores answer late.
+            options |= {"plan_deadline_ms": 5_000, "pin_timeout_ms": 5_000}
         bench.serve(model, 0, self.p, bench.kvferry("p0", **options), *sizes)
         bench.serve(model, 1, self.d, bench.kvferry("d0", **options), *sizes)
 

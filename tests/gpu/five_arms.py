@@ -26,6 +26,7 @@ from tests.gpu.families import Family, Ferry, Native, Prompts, Turn, fragment, t
 from tests.gpu.figures import Record, spread
 from tests.gpu.servers import Bench
 from tests.gpu.shape_model import SHAPES
+from tests.gpu.stages import stages
 
 FERRY_ARMS = ("recompute", "kvferry", "p_warm")
 NATIVE_ARMS = ("nixl", "offload")
@@ -68,8 +69,9 @@ class Conversation:
 class Measurement:
     """All sizes and arms over servers that are up."""
 
-    def __init__(self, families: dict[str, Family], options: argparse.Namespace) -> None:
+    def __init__(self, families: dict[str, Family], nats: str, options: argparse.Namespace) -> None:
         self._families = families
+        self._nats = nats
         self._options = options
         self._prompts = Prompts(500 if options.cpu else 128_000, options.seed)
 
@@ -87,24 +89,31 @@ class Measurement:
         ttft: dict[str, list[float]] = {arm: [] for arm in self._families}
         p_leg: dict[str, list[float]] = {arm: [] for arm in self._families}
         sources: dict[str, Any] = {}
+        as_named = dict.fromkeys(self._families, 0)
         reports: dict[str, Any] = {}
+        pulls: list[str] = []
         for repetition in range(self._options.reps):
             if time.monotonic() > until_s:
                 break
             for conversation in self._repetition(size, repetition):
                 arm = conversation.arm
                 turn, sources[arm] = conversation.second_turn()
+                as_named[arm] += did_as_named(arm, sources[arm])
                 ttft[arm].append(turn.ttft_s * 1000)
                 p_leg[arm].append(turn.p_s * 1000)
                 if turn.report:
                     reports[arm] = turn.report
+                if turn.report.get("pulled"):
+                    pulls.append(turn.report["request"])
         if not all(ttft.values()):
             return {}
         return {
             "ttft_ms": {arm: spread(values) for arm, values in ttft.items()},
             "p_leg_ms": {arm: spread(values) for arm, values in p_leg.items()},
+            "as_named": as_named,
             "p_tokens_by_source": sources,
             "reports": reports,
+            "pull_stages": stages(self._nats, pulls) if pulls else {},
             "values_ms": {arm: [round(v, 1) for v in values] for arm, values in ttft.items()},
         }
 
@@ -126,6 +135,13 @@ class Measurement:
                 talk.family.forget_p()
             talk.prepare()
             yield talk
+
+
+def did_as_named(arm: str, sources: dict[str, int]) -> bool:
+    """Whether P's prompt tokens came from where the arm says."""
+    local = sources.get("local_cache_hit", 0) > 0
+    loaded = sources.get("external_kv_transfer", 0) > 0
+    return (local, loaded) == (arm == "p_warm", arm in ("kvferry", *NATIVE_ARMS))
 
 
 def ratios(medians: dict[str, float]) -> dict[str, Any]:
@@ -189,7 +205,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--verify", default="off", choices=("off", "sample", "full"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="results to compare with")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="begin no repetition later")
+    parser.add_argument("--limit-s", type=float, default=520.0, help="begin no repetition later")
     parser.add_argument("--cpu", action="store_true", help="rehearse with vLLM's CPU build")
     options = parser.parse_args(argv)
     unknown = set(options.arms.split(",")) - set(ARMS)
@@ -208,7 +224,7 @@ def main() -> None:
     with Bench(cpu=options.cpu) as bench:
         families = serve(bench, options.arms.split(","), options)
         record.put("servers_up_s", round(bench.wait_up(), 1))
-        measurement = Measurement(families, options)
+        measurement = Measurement(families, bench.nats, options)
         record.put("fragmented_s", round(measurement.warm_up(), 1))
         unfinished = options.sizes.split(",")
         for size in list(unfinished):

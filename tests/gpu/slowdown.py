@@ -167,7 +167,7 @@ def main() -> None:
         bench.ledger()
         ferry = Ferry()
         families: list[Family] = [ferry]
-        ferry.serve(bench, model, sizes, lease_budget=0.0, verify="off")
+        ferry.serve(bench, model, sizes)
         if "nixl" in mixed:
             native = Native(offload=False)
             native.serve(bench, model, sizes)

@@ -49,6 +49,23 @@ def test_arms_of_several_runs_are_compared() -> None:
     assert "recompute_over" not in five_arms.with_earlier("2048", row(nixl=50.0), [])
 
 
+def test_an_arm_that_did_something_else_is_found_out() -> None:
+    computed = {"local_compute": 9, "local_cache_hit": 0, "external_kv_transfer": 0}
+    hit = {**computed, "local_cache_hit": 4}
+    loaded = {**computed, "external_kv_transfer": 4}
+    right = {
+        "recompute": computed,
+        "p_warm": hit,
+        "kvferry": loaded,
+        "nixl": loaded,
+        "offload": loaded,
+    }
+    assert set(right) == set(five_arms.ARMS)
+    for arm, sources in right.items():
+        for seen in (computed, hit, loaded):
+            assert five_arms.did_as_named(arm, seen) == (seen == sources), (arm, seen)
+
+
 @pytest.mark.parametrize(
     ("script", "argv", "named"),
     [
