@@ -14,6 +14,8 @@ from kvferry.errors import BackendUnavailable, ConfigError
 from kvferry.ports.backend import Backend
 
 GROUP = "kvferry.backends"
+LISTENING = frozenset({"tcp", "nixl", "nccl"})
+"""Backends that peers connect to, and that take the address for it as ``listen_host``."""
 
 _log = logging.getLogger("kvferry.backends")
 

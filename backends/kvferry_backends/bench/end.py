@@ -20,9 +20,6 @@ from kvferry_backends.bench.settings import merged
 from kvferry_backends.pairing import host_id
 from kvferry_backends.tcp.options import join_address
 
-LISTENING = frozenset({"tcp", "nixl", "nccl"})
-"""Backends that serve on a ``listen_host``."""
-
 
 class End:
     """What one process brings to the measurement. Used by one thread at a time.
@@ -82,7 +79,7 @@ class End:
             name: merged(
                 settings.options,
                 name,
-                {"listen_host": self._listen_host} if name in LISTENING else {},
+                {"listen_host": self._listen_host} if name in registry.LISTENING else {},
             )
             for name in settings.backends
         }

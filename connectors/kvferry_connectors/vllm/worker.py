@@ -16,7 +16,7 @@ from kvferry.node.peers.session import PeerIdentity
 from kvferry.node.pull.follower import Follower
 from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Backend, Regions, Verify
-from kvferry_backends.registry import create_usable, names
+from kvferry_backends.registry import LISTENING, create_usable, names
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.layout import regions_of
 from kvferry_connectors.vllm.metadata import (
@@ -103,7 +103,7 @@ class WorkerSide:
         named: dict[str, dict[str, object]] = {}
         for name in chosen:
             given = dict(self._options.backend_options.get(name, {}))
-            if name == "tcp":
+            if name in LISTENING:
                 given.setdefault("listen_host", self._options.host)
             named[name] = given
         absent: dict[str, str] = {}

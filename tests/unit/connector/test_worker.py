@@ -11,6 +11,7 @@ from tests.contract.pools import Pool
 from kvferry.errors import BackendError
 from kvferry.node.pull.puller import PullJob, PullResult
 from kvferry.ports.backend import Capabilities, Verify
+from kvferry_backends.registry import LISTENING
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_connectors.vllm import worker
 from kvferry_connectors.vllm.metadata import FerryMetadata, LoadJob, SessionIdentity
@@ -224,3 +225,22 @@ def test_without_any_data_plane_the_engine_serves_alone_and_says_why(
     hello = registered(monkeypatch, Refusing()).hello
     assert hello is not None
     assert "no data plane works here: peer: CUDA IPC cannot share" in hello.problem
+
+
+def test_every_data_plane_that_listens_is_told_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, dict[str, object]] = {}
+
+    def usable(order: Any, options: Any, left_out: Any) -> list[Any]:
+        told.update(options)
+        return [TcpBackend({})]
+
+    monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
+    monkeypatch.setattr(worker, "regions_of", lambda caches, config: Pool(4, [4096]).regions)
+    monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
+    monkeypatch.setattr(worker, "create_usable", usable)
+    side = Bench(host="10.0.0.7", backends=["peer_host", "nixl", "nccl", "tcp"]).side
+    side.register({})
+    side.close()
+    listening = {name for name, options in told.items() if options == {"listen_host": "10.0.0.7"}}
+    assert listening == LISTENING
+    assert told["peer_host"] == {}
