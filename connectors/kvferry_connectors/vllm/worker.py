@@ -34,8 +34,10 @@ log = logging.getLogger("kvferry.vllm")
 CALL_S = 2.0
 """How long a rank waits for a source's answer at least: nobody waits with it but its request."""
 
-FASTEST_FIRST = ("peer", "peer_host", "tcp")
-"""What is tried where the options name no backend."""
+BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer", "nixl")}
+"""What is offered where the options name no backend: which of them a pair uses it measures. ``nccl``
+has to be named, for each pair of it costs device memory; so has ``nixl`` between host memories,
+where the others need no library."""
 
 
 class WorkerSide:
@@ -99,7 +101,8 @@ class WorkerSide:
         self._say_hello = True
 
     def _start_backends(self, regions: Regions) -> tuple[list[Backend], dict[str, str]]:
-        chosen = self._options.backends or tuple(n for n in FASTEST_FIRST if n in names())
+        usual = BY_MEMORY[regions.kind]
+        chosen = self._options.backends or tuple(name for name in usual if name in names())
         named: dict[str, dict[str, object]] = {}
         for name in chosen:
             given = dict(self._options.backend_options.get(name, {}))
