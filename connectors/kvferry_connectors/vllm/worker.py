@@ -35,9 +35,9 @@ CALL_S = 2.0
 """How long a rank waits for a source's answer at least: nobody waits with it but its request."""
 
 BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer", "nixl")}
-"""What is offered where the options name no backend: which of them a pair uses it measures. ``nccl``
-has to be named, for each pair of it costs device memory; so has ``nixl`` between host memories,
-where the others need no library."""
+"""What is offered where the options name no backend; which of them a pair uses, it measures.
+``nccl`` has to be named, for each pair of it costs device memory; so has ``nixl`` between host
+memories, where the others need no library."""
 
 
 class WorkerSide:
