@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +29,8 @@ FIRST_OPENING_S = 5.0
 """A connection that has not yet shown a valid grant is dropped after this time."""
 IDLE_S = 300.0
 LAST_WORD_S = 1.0
-"""Given to the sending of a conversation's end where its own deadline has passed."""
+"""Given to the sending of a conversation's end, whose own deadline may have passed, and to the
+target for leaving after a bad one."""
 
 _log = logging.getLogger("kvferry.backends")
 
@@ -181,7 +183,18 @@ class _ControlConnection:
         send_frame(self.stream, end, time.monotonic() + LAST_WORD_S)
         if end.error:
             self.stream.finish()
+            self._drain()
         return not end.error
+
+    def _drain(self) -> None:
+        """Take what the target still says, since a connection closed upon it would be reset.
+
+        The target could then find its own words refused before it has read why.
+        """
+        until = time.monotonic() + LAST_WORD_S
+        with memoryview(bytearray(4096)) as scratch, contextlib.suppress(StreamError):
+            while self.stream.receive_some(scratch, until):
+                continue
 
     def _next(self) -> Opening | None:
         """The next opening, or None when the target left between two."""

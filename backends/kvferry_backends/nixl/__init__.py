@@ -13,9 +13,14 @@ blocks are so scattered that their number is what costs, packs them into few lar
 Which one is taken follows from what both have cost between these two so far (:mod:`cost`).
 
 **Fence.** NIXL cannot cancel: released or not, a read goes on, and writes when a frozen peer wakes.
-Only the end of the agent that posted it is certain. So each peer is read by an agent of its own.
-A read that is told to stop waits a short while for its end; else that agent is destroyed, other
-reads from the same peer end as errors, and the next one makes a new agent.
+Only the end of the agent that posted it is certain. So each peer is read by an agent of its own. A
+direct read that is told to stop waits a short while for its end; else that agent is destroyed,
+other reads from the same peer end as errors, and the next one makes a new agent. A packed read
+writes into staging only: its blocks are safe at once, and its ring waits until nothing is late.
+
+**TCP.** Between hosts without RDMA a read is refused, see ``allow_tcp``: backend ``tcp`` is there
+for them. On one host UCX copies host memory with process_vm_readv where the kernel permits that,
+and device memory over CUDA IPC.
 
 **Permission.** The source refuses a read without a grant, and ends one whose grant holds no more.
 But as with every RDMA its description has the keys of its memory: a process that knows it and does

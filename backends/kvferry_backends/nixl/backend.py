@@ -20,10 +20,11 @@ from kvferry_backends.nixl.job import Job, Read
 from kvferry_backends.nixl.links import Links
 from kvferry_backends.nixl.options import parse_options
 from kvferry_backends.nixl.pool import PeerPool, Pool
+from kvferry_backends.nixl.reach import check_reach, has_rdma
 from kvferry_backends.nixl.reading import Reader
 from kvferry_backends.nixl.serving import Source
 from kvferry_backends.nixl.wire import PROTOCOL, PeerDescription, encode
-from kvferry_backends.pairing import check_request, decode_description
+from kvferry_backends.pairing import check_request, decode_description, host_id
 from kvferry_backends.tcp.options import join_address
 
 READS_MAX = 16
@@ -56,6 +57,8 @@ class NixlBackend:
         self._options = parse_options(options or {})
         self._library = library.find()
         self._instance = secrets.token_hex(8)
+        self._host = host_id()
+        self._rdma = has_rdma()
         self._lock = threading.Lock()
         self._closed = False
         self._reads: set[Read] = set()
@@ -119,11 +122,12 @@ class NixlBackend:
         """Start a read on a thread of our own. Returns at once.
 
         Raises:
-            BackendError: the request does not fit the regions of one of the two sides, or
-                :data:`READS_MAX` reads are under way.
+            BackendError: the request does not fit the regions of one of the two sides, the peer
+                could be reached over TCP only, or :data:`READS_MAX` reads are under way.
         """
         pool, links = self._registered()
         peer = decode_description(request.peer, PeerDescription, PROTOCOL, self.name)
+        check_reach(peer, self._host, self._rdma, allow_tcp=self._options.allow_tcp)
         theirs = PeerPool.of(peer)
         sources, targets = check_request(
             request,
@@ -200,6 +204,8 @@ class NixlBackend:
                 protocol=PROTOCOL,
                 address=options.advertise or join_address(options.listen_host, port),
                 instance=self._instance,
+                host=self._host,
+                rdma=self._rdma,
                 kind=regions.kind,
                 device=regions.device,
                 blocks=regions.blocks,

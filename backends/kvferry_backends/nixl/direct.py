@@ -10,6 +10,7 @@ from kvferry_backends.nixl import descriptors
 from kvferry_backends.nixl.agent import Transfer
 from kvferry_backends.nixl.job import POLL_S, Job
 from kvferry_backends.nixl.links import Link
+from kvferry_backends.nixl.rings import RingLoan
 from kvferry_backends.nixl.wire import Done, encode
 
 BATCHES_MAX = 2
@@ -22,6 +23,7 @@ class DirectFlow:
     def __init__(self, job: Job, link: Link, call: Call) -> None:
         self.transfers: list[Transfer] = []
         self.pieces = job.descriptors
+        self.loan: RingLoan | None = None
         self._job = job
         self._link = link
         self._call = call

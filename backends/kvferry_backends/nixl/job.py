@@ -11,6 +11,7 @@ from kvferry_backends.control.calls import Call
 from kvferry_backends.nixl import descriptors
 from kvferry_backends.nixl.agent import Transfer
 from kvferry_backends.nixl.pool import PeerPool, Pool
+from kvferry_backends.nixl.rings import RingLoan
 from kvferry_backends.nixl.wire import PeerDescription
 from kvferry_backends.packing.chunks import chunk_blocks
 from kvferry_backends.posted import PartedRead
@@ -100,6 +101,8 @@ class Flow(Protocol):
     """All that were begun; those that are not ``done`` may still write."""
     pieces: int
     """Descriptors or chunks that it takes."""
+    loan: RingLoan | None
+    """The ring that it reads into; None where it reads into the blocks themselves."""
 
     def run(self) -> None:
         """Bring every block.

@@ -8,11 +8,13 @@ from collections import OrderedDict
 from typing import Any
 
 from kvferry.errors import BackendError
-from kvferry_backends.nixl.agent import Agent
+from kvferry_backends.nixl.agent import Agent, Transfer
 from kvferry_backends.nixl.cost import FIRST_GUESS, Costs, Mode, learned
 from kvferry_backends.nixl.library import Library
 from kvferry_backends.nixl.options import NixlOptions
+from kvferry_backends.nixl.parking import Parking
 from kvferry_backends.nixl.pool import PeerPool, Pool
+from kvferry_backends.nixl.rings import RingLoan
 from kvferry_backends.nixl.wire import PeerDescription
 
 IDLE_MAX = 32
@@ -42,16 +44,6 @@ class Known:
         self.users = 0
         self.costs = guess
 
-    def end(self) -> None:
-        """Destroy its agent, if there is one."""
-        with self.making:
-            link, self.link = self.link, None
-        if link is not None:
-            try:
-                link.agent.end()
-            except BackendError as error:
-                _log.critical("%s", error)
-
 
 class Links:
     """All of them. Thread-safe; used by the threads of reads."""
@@ -63,6 +55,7 @@ class Links:
         self._pool = pool
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Known] = OrderedDict()
+        self._parking = Parking()
         self._made = 0
         self._closed = False
 
@@ -99,7 +92,7 @@ class Links:
             elif not known.users:
                 over = [known]  # dropped meanwhile, and perhaps linked since
         for one in over:
-            one.end()
+            self._end(one)
 
     def learn(self, known: Known, mode: Mode, pieces: int, byte_count: int, took_s: float) -> None:
         """A read from this peer took so long."""
@@ -116,13 +109,39 @@ class Links:
             if known.link is link:
                 known.link = None
         link.agent.end()
+        self._parking.release(link.agent)
+
+    def park(self, link: Link, transfers: list[Transfer], loan: RingLoan) -> None:
+        """Take over a ring into which these reads, which nobody wants any more, may still write."""
+        self._parking.park(link.agent, transfers, loan)
+
+    def sweep(self) -> None:
+        """Give back parked rings that are free by now."""
+        self._parking.sweep(self._retire_agent)
+
+    def _retire_agent(self, agent: Agent) -> bool:
+        """End an agent, whoever reads with it; whether it is gone."""
+        with self._lock:
+            everybody = list(self._known.values())
+        for known in everybody:
+            with known.making:
+                if known.link is not None and known.link.agent is agent:
+                    known.link = None
+        return _ended(agent)
+
+    def _end(self, known: Known) -> None:
+        """Destroy a peer's agent, if there is one."""
+        with known.making:
+            link, known.link = known.link, None
+        if link is not None and _ended(link.agent):
+            self._parking.release(link.agent)
 
     def drop(self, instance: str) -> None:
         """Forget a peer that has ended."""
         with self._lock:
             known = self._known.pop(instance, None)
         if known is not None:
-            known.end()
+            self._end(known)
 
     def close(self) -> None:
         """End every agent, and make no more."""
@@ -131,7 +150,7 @@ class Links:
             left = list(self._known.values())
             self._known.clear()
         for one in left:
-            one.end()
+            self._end(one)
 
     def _make(self, peer: PeerDescription, theirs: PeerPool) -> Link:
         with self._lock:
@@ -149,3 +168,13 @@ class Links:
         except BaseException:
             agent.end()
             raise
+
+
+def _ended(agent: Agent) -> bool:
+    """End an agent; whether it is gone."""
+    try:
+        agent.end()
+    except BackendError as error:
+        _log.critical("%s", error)
+        return False
+    return True

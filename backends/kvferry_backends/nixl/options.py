@@ -31,6 +31,10 @@ class NixlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     all of them otherwise."""
     environment: dict[str, str] = {}
     """``UCX_...`` variables that are set while an agent is made, and only then."""
+    allow_tcp: bool = False
+    """Whether hosts without RDMA may be read through UCX over TCP. That is slower than backend
+    ``tcp``, and when a source that was frozen in mid-read wakes after its reader has given up, UCX
+    ends the source's process."""
     mode: Literal["auto", "direct", "packed"] = "auto"
     """``auto`` takes what is faster by what both have cost so far."""
     slot_bytes: int = 8 * 1024 * 1024

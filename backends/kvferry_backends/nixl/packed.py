@@ -37,6 +37,7 @@ class PackedFlow:
         self._link = link
         self._call = call
         self._theirs = begin
+        self.loan: RingLoan | None = loan
         self._ring = loan
         self._lane = job.pool.lane()
         self._ready = 0

@@ -74,12 +74,12 @@ class Reader:
     def _with_ring(self, known: Known, call: Call) -> None:
         rings = self._job.pool.rings
         size = self._job.chunk_blocks() if self._mode(known) == "packed" else 0
-        loan = rings.take() if rings is not None and size else None
+        loan = None
+        if rings is not None and size:
+            self._links.sweep()
+            loan = rings.take()
         try:
             self._converse(known, call, loan, size)
-        except _NotFenced:
-            loan = None  # something may still write into it
-            raise
         finally:
             if loan is not None:
                 loan.give_back()
@@ -116,7 +116,7 @@ class Reader:
             try:
                 flow.run()
             finally:
-                self._fence(known, link, flow.transfers)
+                self._fence(known, link, flow)
         finally:
             flow.leave()
         took_s = time.monotonic() - began_s
@@ -131,23 +131,19 @@ class Reader:
             raise BackendError("the source packs although nobody asked for it")
         return PackedFlow(self._job, link, call, begin, loan, size)
 
-    def _fence(self, known: Known, link: Link, transfers: list[Transfer]) -> None:
-        """Return when nothing of ``transfers`` can write any more.
+    def _fence(self, known: Known, link: Link, flow: Flow) -> None:
+        """Return when nothing of the flow can write into a block any more.
 
         Raises:
             _NotFenced: that could not be reached.
         """
-        until = time.monotonic() + SETTLE_S
-        try:
-            while left := [one for one in transfers if not one.done]:
-                if link.agent.ended(left[0]):
-                    continue
-                if time.monotonic() >= until:
-                    break
-                time.sleep(POLL_S)
-        except AgentError as error:
-            _log.debug("transfer %s has ended badly: %s", self._job.request.transfer, error)
-        if all(one.done for one in transfers):
+        left = [one for one in flow.transfers if not one.done]
+        if not left:
+            return
+        if flow.loan is not None:
+            self._links.park(link, left, flow.loan.handed_over())
+            return
+        if self._settled(link, left):
             return
         _log.warning(
             "transfer %s: NIXL cannot cancel a read; ending the agent that reads from %s",
@@ -158,3 +154,17 @@ class Reader:
             self._links.retire(known, link)
         except BackendError as error:
             raise _NotFenced(str(error)) from error
+
+    def _settled(self, link: Link, left: list[Transfer]) -> bool:
+        """Whether everything ended well within :data:`SETTLE_S`."""
+        until = time.monotonic() + SETTLE_S
+        try:
+            for one in left:
+                while not link.agent.ended(one):
+                    if time.monotonic() >= until:
+                        return False
+                    time.sleep(POLL_S)
+        except AgentError as error:
+            _log.debug("transfer %s has ended badly: %s", self._job.request.transfer, error)
+            return False
+        return True

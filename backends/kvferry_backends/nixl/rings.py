@@ -41,6 +41,7 @@ class RingLoan:
 
     def __init__(self, rings: Rings, memory: Ring, number: int) -> None:
         self._rings: Rings | None = rings
+        self._memory = memory
         self._number = number
         self.slots = rings.slots
         self.slot_bytes = memory.slot_bytes
@@ -49,6 +50,12 @@ class RingLoan:
     def address(self, slot: int) -> int:
         """Where this slot begins."""
         return self.base + slot * self.slot_bytes
+
+    def handed_over(self) -> RingLoan:
+        """The same loan for somebody else, who has to give it back; this one is over."""
+        rings, self._rings = self._rings, None
+        assert rings is not None
+        return RingLoan(rings, self._memory, self._number)
 
     def give_back(self) -> None:
         """Nothing touches its slots any more. May be called twice."""

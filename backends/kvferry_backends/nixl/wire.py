@@ -30,6 +30,10 @@ class PeerDescription(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     """Where reads are asked for."""
     instance: str
     """This backend's life, and the name of its agent."""
+    host: str
+    """Which machine since which boot."""
+    rdma: bool
+    """Whether that machine has a device for RDMA."""
     kind: str
     device: int
     blocks: int

@@ -214,6 +214,16 @@ def test_how_the_source_ends_it_is_said(
         assert word in str(found)
 
 
+def test_the_reason_is_heard_by_a_target_that_goes_on_talking(start: Start, calls: Calls) -> None:
+    call = opened(calls, start(refuse))
+    # The source has ended it by now, and takes these words all the same.
+    for _ in range(50):
+        call.send(bytes(100))
+        time.sleep(0.001)
+    assert failure(call.receive).error == "refused"
+    call.close()
+
+
 def test_a_source_that_is_gone_or_silent_ends_by_its_kind(start: Start, calls: Calls) -> None:
     release = threading.Event()
     source = start(lambda asked: (release.wait(WAIT_S), None)[1])
