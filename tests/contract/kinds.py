@@ -104,6 +104,15 @@ def _tcp_port(description: bytes) -> dict[str, object]:
     return {"listen_port": int(decode_peer(description).address.rpartition(":")[2])}
 
 
+def _tls_files() -> dict[str, object]:
+    store = Path(__file__).parents[1] / "unit" / "backends" / "certificates"
+    return {
+        "tls_cert_file": str(store / "node.pem"),
+        "tls_key_file": str(store / "node.key"),
+        "tls_ca_file": str(store / "ca.pem"),
+    }
+
+
 def _nccl_port(description: bytes) -> dict[str, object]:
     from kvferry_backends.nccl.messages import PROTOCOL, PeerDescription
     from kvferry_backends.pairing import decode_description
@@ -138,6 +147,7 @@ KINDS = [
         options={"connections": 5, "chunk_blocks": 3},
         place_of=_tcp_port,
     ),
+    Kind(name="tcp", options=_tls_files(), place_of=_tcp_port),
     Kind(name="peer_host", long_blocks=3072),
     Kind(name="peer_host", options={"threads": 2, "call_bytes": 65536 * 3}),
     Kind(

@@ -7,8 +7,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
@@ -23,6 +24,7 @@ from kvferry_backends.tcp.listener import Listener
 from kvferry_backends.tcp.options import join_address, parse_options
 from kvferry_backends.tcp.reading import Read
 from kvferry_backends.tcp.serving import Server
+from kvferry_backends.tcp.stream import Stream
 from kvferry_backends.tcp.wire import (
     PROTOCOL,
     PeerDescription,
@@ -36,6 +38,9 @@ from kvferry_backends.tcp.wire import (
 
 STRIPE_MIN_BYTES = 1024 * 1024
 """A further connection is used for each so many bytes."""
+
+if TYPE_CHECKING:
+    from kvferry_backends.tcp.tls.process import TlsGate
 
 _log = logging.getLogger("kvferry.backends.tcp")
 
@@ -67,6 +72,7 @@ class TcpBackend:
         self._closed = False
         self._reads: set[Read] = set()
         self._links = Links()
+        self._dial: Callable[[str], Stream] = Stream.unconnected
         self._threads = ThreadPoolExecutor(
             max_workers=self._options.reads * self._options.connections_per_read,
             thread_name_prefix="kvferry-tcp-read",
@@ -94,6 +100,7 @@ class TcpBackend:
                 raise BackendError(
                     "this tcp backend has its regions; make a new one for another pool"
                 )
+            gate = self._open_gate()
             listener = Listener(
                 self.name,
                 options.listen_host,
@@ -101,8 +108,11 @@ class TcpBackend:
                 lambda stream, peer: TcpConnection(server, stream, peer),
                 connections_max=options.serve_connections,
                 last_word=refusal(f"{BUSY}: all {options.serve_connections} connections are taken"),
+                door=gate,
             )
             self._pool, self._listener = pool, listener
+            if gate is not None:
+                self._dial = gate.stream
         _log.info(
             "serving %s blocks of %s bytes at %s", pool.blocks, pool.block_bytes, self._address()
         )
@@ -122,6 +132,7 @@ class TcpBackend:
                 blocks=pool.blocks,
                 widths=pool.widths,
                 digests=digest.names(),
+                tls=self._options.tls is not None,
             )
         )
 
@@ -141,6 +152,7 @@ class TcpBackend:
             peer_widths=peer.widths,
             peer_blocks=peer.blocks,
         )
+        self._check_tls(peer)
         packed = pack_blocks(sources)
         function = digest.common(peer.digests)
         deadline = time.monotonic() + request.deadline_s
@@ -171,6 +183,7 @@ class TcpBackend:
                 pool=pool,
                 links=self._links,
                 deadline=deadline,
+                dial=self._dial,
             )
             for start, stop in ranges
         ]
@@ -236,6 +249,26 @@ class TcpBackend:
         if self._pool is None:
             raise BackendError("no regions are registered; call register() first")
         return self._pool
+
+    def _open_gate(self) -> TlsGate | None:
+        options = self._options
+        if options.tls is None:
+            return None
+        # Only who wants TLS pays for the library.
+        from kvferry_backends.tcp.tls.process import TlsGate
+
+        return TlsGate(
+            options.listen_host, options.listen_port, options.tls, options.serve_connections
+        )
+
+    def _check_tls(self, peer: PeerDescription) -> None:
+        ours = self._options.tls is not None
+        if ours != peer.tls:
+            there, here = ("with", "without") if peer.tls else ("without", "with")
+            raise BackendError(
+                f"the source at {peer.address} serves {there} TLS and this engine's tcp backend "
+                f"runs {here}; set tls_cert_file, tls_key_file and tls_ca_file on both or on none"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -47,7 +47,8 @@ class _Awaited(NamedTuple):
 class Fetch:
     """What one thread does for a read.
 
-    ``target_blocks`` is the whole read's list; the part's range selects from it.
+    ``target_blocks`` is the whole read's list; the part's range selects from it. ``dial`` gives a
+    stream that still has to connect to a host.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Fetch:
         pool: HostPool,
         links: Links,
         deadline: float,
+        dial: Callable[[str], Stream],
     ) -> None:
         self._read = read
         self._part = part
@@ -68,6 +70,7 @@ class Fetch:
         self._pool = pool
         self._links = links
         self._deadline = deadline
+        self._dial = dial
         self._digest = digest.by_name(part.digest)
         self._verified = 0
         self._answered = False
@@ -104,7 +107,7 @@ class Fetch:
     def _over(self, kept: Stream | None) -> None:
         """Fetch over a kept connection or a new one."""
         host, port = split_address(self._address)
-        stream = kept if kept is not None else Stream.unconnected(host)
+        stream = kept if kept is not None else self._dial(host)
         whole = False
         try:
             self._read.attach(stream)

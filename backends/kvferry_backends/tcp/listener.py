@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from kvferry.errors import BackendUnavailable
+from kvferry_backends.tcp.door import Door, DoorClosed, SocketDoor
 from kvferry_backends.tcp.stream import Stream
 
 CONNECTIONS_MAX = 64
@@ -46,11 +46,13 @@ class Listener:
         *,
         connections_max: int = CONNECTIONS_MAX,
         last_word: bytes = b"",
+        door: Door | None = None,
     ) -> None:
         """Listen at once, for the backend of this name.
 
         ``connection`` makes one of an accepted stream and the peer's ``ip:port``. Who comes when
         all ``connections_max`` are busy gets ``last_word`` and is turned away.
+        A ``door`` is closed with the listener; without one it listens on ``host`` and ``port``.
 
         Raises:
             BackendUnavailable: the address cannot be had.
@@ -59,15 +61,8 @@ class Listener:
         self._connection = connection
         self._connections_max = connections_max
         self._last_word = last_word
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            raise BackendUnavailable(
-                f"{backend} backend cannot listen on {host}:{port} ({error}); "
-                "set listen_host and listen_port to an address that is free"
-            ) from error
-        self.port: int = self._socket.getsockname()[1]
+        self._door = door if door is not None else SocketDoor(backend, host, port)
+        self.port = self._door.port
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._serving: dict[Connection, threading.Thread] = {}
@@ -79,10 +74,8 @@ class Listener:
     def close(self) -> None:
         """Stop serving and join every thread. May be called twice."""
         self._stopping.set()
-        with contextlib.suppress(OSError):  # closed before
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept; close alone would not
+        self._door.wake()
         self._acceptor.join(JOIN_S)
-        self._socket.close()
         with self._lock:
             serving = dict(self._serving)
         for connection in serving:
@@ -92,17 +85,22 @@ class Listener:
             thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive():
                 _log.error("thread %s did not end within %s s of close", thread.name, JOIN_S)
+        self._door.close()
 
     def _accept(self) -> None:
         while not self._stopping.is_set():
             try:
-                accepted, address = self._socket.accept()
+                accepted, peer = self._door.accept()
+            except DoorClosed as closed:
+                if not self._stopping.is_set():
+                    _log.error("%s: %s", self._backend, closed)
+                return
             except OSError as error:
                 if not self._stopping.is_set():
                     _log.warning("accept failed (%s); raise the limit on open files?", error)
                     self._stopping.wait(ACCEPT_RETRY_S)
                 continue
-            self._admit(accepted, f"{address[0]}:{address[1]}")
+            self._admit(accepted, peer)
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
         if not self._make_room():

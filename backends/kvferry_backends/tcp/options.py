@@ -10,6 +10,7 @@ import msgspec
 
 from kvferry.errors import ConfigError
 from kvferry_backends.options import convert_options
+from kvferry_backends.tcp.tls.files import TlsFiles
 
 CONNECTIONS_MAX = 16
 CHOSEN_CONNECTIONS_MIN, CHOSEN_CONNECTIONS_MAX = 2, 8
@@ -42,6 +43,21 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Transfers that are served at one time; one more is refused as ``busy``."""
     serve_bytes: int = 16 * 1024**3
     """Bytes of the transfers served at one time; what goes beyond is refused as ``busy``."""
+
+    tls_cert_file: str = ""
+    """Our certificate, in PEM, for both roles. With the next two: TLS 1.3 on every connection,
+    both ends show a certificate. Without all three: no TLS."""
+    tls_key_file: str = ""
+    """Its key, without a password."""
+    tls_ca_file: str = ""
+    """The CA whose certificates we accept."""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files for TLS, or None without."""
+        if not self.tls_cert_file:
+            return None
+        return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
 
     @property
     def connections_per_read(self) -> int:
@@ -109,7 +125,19 @@ def check_listening(backend: str, host: str, port: int, advertise: str) -> None:
         )
 
 
+def _check_tls(options: TcpOptions) -> None:
+    names = ("tls_cert_file", "tls_key_file", "tls_ca_file")
+    missing = [name for name in names if not getattr(options, name)]
+    if missing and len(missing) < len(names):
+        raise ConfigError(f"tcp backend: TLS also needs {', '.join(missing)}; set all three")
+    if options.tls is not None:
+        from kvferry_backends.tcp.tls.contexts import rehearse
+
+        rehearse(options.tls)
+
+
 def _check(options: TcpOptions) -> None:
+    _check_tls(options)
     check_listening("tcp", options.listen_host, options.listen_port, options.advertise)
     for name, least, most in (
         ("connections", 0, CONNECTIONS_MAX),

@@ -49,6 +49,7 @@ class PeerDescription(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     widths: tuple[int, ...]
     """Bytes of a block in each span."""
     digests: tuple[str, ...]
+    tls: bool = False
 
 
 class ReadPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

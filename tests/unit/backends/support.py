@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from tests.contract.pools import Pool
 
-from kvferry.ports.backend import Authorize, ReadOutcome, ReadRequest, Verify
+from kvferry.ports.backend import Authorize, Posted, ReadOutcome, ReadRequest, Verify
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import (
     HEAD_BYTES,
@@ -99,15 +99,15 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def read(
+def post(
     target: TcpBackend,
     source: Source,
     transfer: str = "t.1",
     blocks: int = 4,
     verify: Verify = Verify.SAMPLE,
-) -> ReadOutcome:
+) -> Posted:
     """The first blocks of the source into the same places."""
-    posted = target.post(
+    return target.post(
         ReadRequest(
             transfer=transfer,
             peer=source.backend.describe(),
@@ -118,6 +118,16 @@ def read(
             deadline_s=WAIT_S,
         )
     )
-    outcome = posted.wait(WAIT_S)
+
+
+def read(
+    target: TcpBackend,
+    source: Source,
+    transfer: str = "t.1",
+    blocks: int = 4,
+    verify: Verify = Verify.SAMPLE,
+) -> ReadOutcome:
+    """The outcome of :func:`post`."""
+    outcome = post(target, source, transfer, blocks, verify).wait(WAIT_S)
     assert outcome is not None
     return outcome

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 from tests.contract.pools import Pool
-from tests.unit.backends.support import WAIT_S, Source, ask, eventually, read, until_closed
+from tests.unit.backends.support import WAIT_S, Source, ask, eventually, post, read, until_closed
 
 from kvferry.errors import BackendError
-from kvferry.ports.backend import Posted, ReadRequest
 from kvferry_backends.tcp.admission import Admission, TooBusy
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import HEAD_BYTES, encode_part, head_reason
@@ -56,25 +55,12 @@ def target() -> Iterator[TcpBackend]:
     made.close()
 
 
-def post(target: TcpBackend, held: Held, transfer: str, blocks: int = 2) -> Posted:
-    return target.post(
-        ReadRequest(
-            transfer=transfer,
-            peer=held.source.backend.describe(),
-            grant=b"",
-            source_blocks=range(blocks),
-            target_blocks=range(blocks),
-            deadline_s=WAIT_S,
-        )
-    )
-
-
 @pytest.mark.parametrize("options", [{"serve_transfers": 1}, {"serve_bytes": 3 * MIB}])
 def test_one_transfer_too_many_is_refused_as_busy_and_later_served(
     target: TcpBackend, options: dict[str, object]
 ) -> None:
     held = Held(**options)
-    first = post(target, held, "t.1")
+    first = post(target, held.source, "t.1", 2)
     assert held.entered.acquire(timeout=WAIT_S)
     outcome = read(target, held.source, "t.2", blocks=2)
     assert outcome.error == "busy"
@@ -90,7 +76,7 @@ def test_one_transfer_too_many_is_refused_as_busy_and_later_served(
 def test_within_the_bounds_both_are_served(target: TcpBackend) -> None:
     """Negative control."""
     held = Held(serve_transfers=2, serve_bytes=4 * MIB)
-    posted = [post(target, held, "t.1"), post(target, held, "t.2")]
+    posted = [post(target, held.source, "t.1", 2), post(target, held.source, "t.2", 2)]
     for _ in posted:
         assert held.entered.acquire(timeout=WAIT_S)
     held.let_go()
@@ -118,7 +104,7 @@ def test_when_all_connections_are_busy_one_more_hears_so(target: TcpBackend) -> 
     held = Held(serve_connections=2)
     others = TcpBackend({"connections": 1, "chunk_blocks": 1})
     others.register(Pool(8, [MIB]).regions, lambda *call: False)
-    posted = [post(others, held, "t.1"), post(others, held, "t.2")]
+    posted = [post(others, held.source, "t.1", 2), post(others, held.source, "t.2", 2)]
     for _ in posted:
         assert held.entered.acquire(timeout=WAIT_S)
     outcome = read(target, held.source, "t.3")
@@ -163,12 +149,12 @@ def test_reads_of_ours_under_way_are_bounded() -> None:
     held = Held()
     target = TcpBackend({"connections": 1, "chunk_blocks": 1, "reads": 3})
     target.register(Pool(8, [MIB]).regions, lambda *call: False)
-    posted = [post(target, held, f"t.{nth}") for nth in range(3)]
+    posted = [post(target, held.source, f"t.{nth}", 2) for nth in range(3)]
     with pytest.raises(BackendError, match=r"3 reads .*option reads"):
-        post(target, held, "t.4")
+        post(target, held.source, "t.4", 2)
     held.let_go()
     assert [outcome.error for one in posted if (outcome := one.wait(WAIT_S))] == [""] * 3
-    last = post(target, held, "t.5").wait(WAIT_S)
+    last = post(target, held.source, "t.5", 2).wait(WAIT_S)
     assert last is not None
     assert last.error == ""
     target.close()
