@@ -62,6 +62,7 @@ class Agent:
             with _environment(options.environment):
                 config = library.config(enable_prog_thread=False, backends=[])
                 self._agent: Any = library.agent(name, config)
+                self._binding = weakref.ref(self._agent.agent)
                 self._agent.create_backend("UCX", _parameters(options))
         except Exception as error:
             raise BackendUnavailable(
@@ -108,7 +109,7 @@ class Agent:
         """Begin to read descriptors (int32 positions) of two prepared lists.
 
         Raises:
-            AgentError: it cannot begin; nothing was moved.
+            AgentError: it failed, perhaps with a part of it under way.
         """
         with self._call("a read") as agent:
             handle = agent.make_prepped_xfer("READ", local, local_ids, remote, remote_ids, b"")
@@ -125,7 +126,7 @@ class Agent:
         """Begin to read one piece between (address, device) pairs.
 
         Raises:
-            AgentError: it cannot begin; nothing was moved.
+            AgentError: it failed, perhaps with a part of it under way.
         """
         sides = [
             np.array([(address, length, device)], dtype=np.uint64)
@@ -166,28 +167,35 @@ class Agent:
         """
         with self._lock:
             agent, self._agent = self._agent, None
-            if agent is None:
-                return
-            for held in (*(transfer.handle for transfer in self._under_way), *self._lists):
-                # What is unfinished may refuse; the agent's own end takes it along.
-                with contextlib.suppress(Exception):
-                    held.release()
-                held._agent, held._released = None, True
-            self._under_way.clear()
-            self._lists.clear()
-            # The frames of an exception that is being handled may hold the wrapper and handles, but
-            # what counts is NIXL's own object: those that held it let go of it here.
-            agent._leaked_xfer_handles.clear()
-            binding, agent.agent = weakref.ref(agent.agent), None
-            if binding() is not None:
+            if agent is not None:
+                self._let_go(agent)
+            if self._binding() is not None:
                 gc.collect()
-            if binding() is not None:
+            if self._binding() is not None:
                 raise AgentError("error", "a NIXL agent could not be destroyed; restart the engine")
+
+    def _let_go(self, agent: Any) -> None:
+        """Drop every reference to NIXL's own object, so that it ends.
+
+        The wrapper and its handles may well live on, in the frames of an exception that is being
+        handled for example.
+        """
+        for held in (*(transfer.handle for transfer in self._under_way), *self._lists):
+            # What is unfinished may refuse; the agent's own end takes it along.
+            with contextlib.suppress(Exception):
+                held.release()
+            held._agent, held._released = None, True
+        self._under_way.clear()
+        self._lists.clear()
+        agent._leaked_xfer_handles.clear()
+        agent.agent = None
 
     def _begin(self, agent: Any, handle: Any) -> Transfer:
         transfer = Transfer(handle, done=False)
         self._under_way.add(transfer)
         transfer.done = self._settled(transfer, agent.transfer(handle))
+        if transfer.done:
+            self._forget(agent, transfer)
         return transfer
 
     def _settled(self, transfer: Transfer, state: str) -> bool:

@@ -43,7 +43,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 FIRST_GUESS = {
     # Between two GPUs of one host: 9.5 GB/s for scattered blocks of 64 KiB, 340 GB/s for 32 MiB.
-    "cuda": Costs(descriptor_s=6.7e-6, direct_byte_s=3e-12, chunk_s=1e-4, packed_byte_s=6e-12),
+    "cuda": Costs(descriptor_s=6.7e-6, direct_byte_s=3e-12, chunk_s=3e-4, packed_byte_s=4e-12),
     # Between two processes of one host, where UCX copies with process_vm_readv.
     "host": Costs(descriptor_s=4e-6, direct_byte_s=1.3e-10, chunk_s=2e-4, packed_byte_s=3e-10),
 }

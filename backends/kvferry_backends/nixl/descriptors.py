@@ -12,9 +12,9 @@ from kvferry.ports.backend import Span
 
 POSITIONS_MAX = 2**31 - 1
 BATCH_DESCRIPTORS = 4096
-BATCH_BYTES = 64 * 1024 * 1024
-"""Posted at a time, since posting cannot be interrupted: about 20 ms where UCX copies in the call,
-and less where a device does it."""
+BATCH_BYTES = {"host": 64 * 1024 * 1024, "cuda": 1024 * 1024 * 1024}
+"""Posted at a time, since posting cannot be interrupted: host memory UCX may copy in the very call,
+which takes some 10 ms; a device does it by itself."""
 
 
 def areas(spans: Sequence[Span], blocks: int) -> list[tuple[int, int]]:
@@ -56,9 +56,9 @@ def positions(spans: int, blocks: int, listed: Any) -> Any:
     return (starts + listed[None, :]).ravel()
 
 
-def batches(total: int, widths: Sequence[int]) -> Iterator[tuple[int, int]]:
+def batches(total: int, widths: Sequence[int], kind: str) -> Iterator[tuple[int, int]]:
     """Positions ``start`` to ``stop`` of a transfer's list, few enough to post at a time."""
-    each = max(1, min(BATCH_DESCRIPTORS // len(widths), BATCH_BYTES // sum(widths)))
+    each = max(1, min(BATCH_DESCRIPTORS // len(widths), BATCH_BYTES[kind] // sum(widths)))
     for start in range(0, total, each):
         yield start, min(start + each, total)
 

@@ -30,7 +30,10 @@ class DirectFlow:
 
     def run(self) -> None:
         self._wait_for_engine()
-        for start, stop in descriptors.batches(len(self._job.targets), self._job.pool.widths):
+        pool = self._job.pool
+        for start, stop in descriptors.batches(
+            len(self._job.targets), pool.widths, pool.regions.kind
+        ):
             while len(self._under_way()) >= BATCHES_MAX:
                 self._wait()
             self._post(start, stop)

@@ -15,6 +15,8 @@ SLOT_MIN_BYTES = 64 * 1024
 SLOT_MAX_BYTES = 1024 * 1024 * 1024
 SLOTS_MAX = 64
 RINGS_MAX = 64
+SLOT_BYTES = {"host": 8 * 1024 * 1024, "cuda": 64 * 1024 * 1024}
+"""By kind of memory, where nobody says otherwise."""
 
 
 class NixlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,11 +39,12 @@ class NixlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ends the source's process."""
     mode: Literal["auto", "direct", "packed"] = "auto"
     """``auto`` takes what is faster by what both have cost so far."""
-    slot_bytes: int = 8 * 1024 * 1024
-    """Size of a staging slot; a chunk of a packed read holds as many whole blocks as fit."""
+    slot_bytes: int = 0
+    """Size of a staging slot; a chunk of a packed read holds as many whole blocks as fit. 0 takes
+    8 MiB of host memory, or 64 MiB of device memory, where a chunk must outlast its messages."""
     slots: int = 4
     """Slots of a ring; with 2 or more, packing, reading and unpacking overlap."""
-    rings: int = 4
+    rings: int = 2
     """Packed reads under way at one time, given and taken together; each has a ring. 0 never
     packs. The memory is ``rings * slots * slot_bytes``, of the pool's kind."""
     timeout_s: float = 30.0
@@ -71,7 +74,7 @@ def parse_options(options: Mapping[str, object]) -> NixlOptions:
 
 def _check_ranges(options: NixlOptions) -> None:
     for name, value, least, most in (
-        ("slot_bytes", options.slot_bytes, SLOT_MIN_BYTES, SLOT_MAX_BYTES),
+        ("slot_bytes", options.slot_bytes or SLOT_MIN_BYTES, SLOT_MIN_BYTES, SLOT_MAX_BYTES),
         ("slots", options.slots, 1, SLOTS_MAX),
         ("rings", options.rings, 0, RINGS_MAX),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from typing import Any
 
 from kvferry.errors import BackendError
@@ -41,7 +42,7 @@ class PackedFlow:
         self._ring = loan
         self._lane = job.pool.lane()
         self._ready = 0
-        """Chunks that the source has packed."""
+        """Chunks that the source has packed, counted from the first."""
         self._taken = 0
         """Chunks that lie in our slots, or did."""
         self._unpacking: deque[Mark] = deque()
@@ -88,18 +89,18 @@ class PackedFlow:
         return len(self.transfers) > began
 
     def _take(self, packer: Packer, listed: Any) -> bool:
-        """Unpack the next chunk, if it has been read; whether it has."""
-        if len(self.transfers) == self._taken:
-            return False
-        if not self._link.agent.ended(self.transfers[self._taken]):
-            return False
-        chunk = self._plan[self._taken]
-        self._call.send(encode(Taken(self._taken)))
-        self._taken += 1
-        slot = self._ring.address(chunk.slot)
-        self._lane.run(lambda: packer.unpack(listed, chunk.start, chunk.stop, slot))
-        self._unpacking.append(self._lane.mark())
-        return True
+        """Unpack what has been read; whether there was anything."""
+        began = self._taken
+        while self._taken < len(self.transfers):
+            if not self._link.agent.ended(self.transfers[self._taken]):
+                break
+            chunk = self._plan[self._taken]
+            slot = self._ring.address(chunk.slot)
+            self._taken += 1
+            self._call.send(encode(Taken(self._taken)))
+            self._lane.run(partial(packer.unpack, listed, chunk.start, chunk.stop, slot))
+            self._unpacking.append(self._lane.mark())
+        return self._taken > began
 
     def _listen(self, within_s: float) -> None:
         if self._taken == len(self._plan):
@@ -109,6 +110,6 @@ class PackedFlow:
         if not self._call.heard(within_s):
             return
         word = decode(self._call.receive())
-        if not isinstance(word, Ready) or word.nth != self._ready:
-            raise BackendError(f"the source says {word} where chunk {self._ready} should be ready")
-        self._ready += 1
+        if not isinstance(word, Ready) or not self._ready < word.chunks <= len(self._plan):
+            raise BackendError(f"the source says {word} after {self._ready} chunks")
+        self._ready = word.chunks

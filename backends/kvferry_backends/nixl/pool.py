@@ -9,7 +9,7 @@ import msgspec
 from kvferry.ports.backend import Regions, Span
 from kvferry_backends.layout import check_regions
 from kvferry_backends.nixl import descriptors
-from kvferry_backends.nixl.options import NixlOptions
+from kvferry_backends.nixl.options import SLOT_BYTES, NixlOptions
 from kvferry_backends.nixl.rings import Rings
 from kvferry_backends.nixl.wire import PeerDescription
 from kvferry_backends.packing.lanes import Lane, make_lane
@@ -39,7 +39,7 @@ class Pool:
                 regions.device,
                 count=options.rings,
                 slots=options.slots,
-                slot_bytes=options.slot_bytes,
+                slot_bytes=options.slot_bytes or SLOT_BYTES[regions.kind],
             )
             self.areas = [*self.areas, self.rings.area]
 

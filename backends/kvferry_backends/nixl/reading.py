@@ -113,10 +113,7 @@ class Reader:
         began_s = time.monotonic()
         flow = self._flow(link, call, begin, loan, size)
         try:
-            try:
-                flow.run()
-            finally:
-                self._fence(known, link, flow)
+            self._run_fenced(known, link, flow)
         finally:
             flow.leave()
         took_s = time.monotonic() - began_s
@@ -131,24 +128,31 @@ class Reader:
             raise BackendError("the source packs although nobody asked for it")
         return PackedFlow(self._job, link, call, begin, loan, size)
 
-    def _fence(self, known: Known, link: Link, flow: Flow) -> None:
-        """Return when nothing of the flow can write into a block any more.
+    def _run_fenced(self, known: Known, link: Link, flow: Flow) -> None:
+        """Run the flow; nothing of it can write into a block after the return, however it went.
 
         Raises:
             _NotFenced: that could not be reached.
         """
-        left = [one for one in flow.transfers if not one.done]
-        if not left:
-            return
-        if flow.loan is not None:
-            self._links.park(link, left, flow.loan.handed_over())
-            return
-        if self._settled(link, left):
-            return
+        try:
+            flow.run()
+        except AgentError:
+            # Part of what failed may be under way all the same.
+            self._retire(known, link)
+            raise
+        finally:
+            left = [one for one in flow.transfers if not one.done]
+            if left and flow.loan is not None:
+                self._links.park(link, left, flow.loan.handed_over())
+            elif left and not self._settled(link, left):
+                self._retire(known, link)
+
+    def _retire(self, known: Known, link: Link) -> None:
+        job = self._job
         _log.warning(
             "transfer %s: NIXL cannot cancel a read; ending the agent that reads from %s",
-            self._job.request.transfer,
-            self._job.peer.address,
+            job.request.transfer,
+            job.peer.address,
         )
         try:
             self._links.retire(known, link)

@@ -118,9 +118,9 @@ class _Packing:
             watch.look()
             if talk.heard(0.0 if moved else PROGRESS_S):
                 word = decode(talk.receive())
-                if not isinstance(word, Taken) or not word.nth == self._taken < self._ready:
+                if not isinstance(word, Taken) or not self._taken < word.chunks <= self._ready:
                     raise BackendError(f"the target says {word} after {self._taken} chunks")
-                self._taken += 1
+                self._taken = word.chunks
 
     def _pack(self) -> bool:
         """Pack the next chunk, if its slot is free."""
@@ -134,10 +134,13 @@ class _Packing:
         return True
 
     def _tell(self) -> bool:
-        """Tell of the next chunk that is packed."""
-        if not self._packing or not self._packing[0]():
+        """Tell of what has been packed since."""
+        ready = self._ready
+        while self._packing and self._packing[0]():
+            self._packing.popleft()
+            ready += 1
+        if ready == self._ready:
             return False
-        self._packing.popleft()
-        self._asked.talk.send(encode(Ready(self._ready)))
-        self._ready += 1
+        self._ready = ready
+        self._asked.talk.send(encode(Ready(ready)))
         return True

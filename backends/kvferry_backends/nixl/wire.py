@@ -7,8 +7,8 @@
                                   <-  Begin
     direct: reads the blocks
             Done                  ->
-    packed:                       <-  Ready n, for each chunk in order, once it lies in its slot
-            Taken n               ->      chunk n has been read: its slot is free again
+    packed:                       <-  Ready n: the first n chunks lie, or lay, in their slots
+            Taken n               ->  the first n chunks have been read: their slots are free
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """Chunk ``nth`` lies in slot ``nth % slots``."""
+    """The first ``chunks`` chunks are packed; chunk n lies in slot ``n % slots``."""
 
-    nth: int
+    chunks: int
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """Chunk ``nth`` has been read."""
+    """The first ``chunks`` chunks have been read."""
 
-    nth: int
+    chunks: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):

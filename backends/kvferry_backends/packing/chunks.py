@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvferry.errors import BackendError
 
-CHUNK_MIN_BYTES = 1024 * 1024
+CHUNK_MIN_BYTES = 4 * 1024 * 1024
 """Below this a chunk's fixed cost, not its bytes, decides how long it takes."""
 CHUNKS_PER_SLOT = 2
 """A short transfer is cut so that each slot is used so often, for the steps to overlap."""

@@ -16,7 +16,10 @@ from tests.contract.reading import WAIT_S, caught, finished, post
 from tests.contract.sources import SourceProcess
 from tests.unit.nixl.conftest import Make
 
+from kvferry_backends.nixl import library
+from kvferry_backends.nixl.agent import Agent, AgentError
 from kvferry_backends.nixl.backend import NixlBackend
+from kvferry_backends.nixl.options import parse_options
 
 BLOCKS = 1024
 BLOCK_BYTES = 65536
@@ -154,3 +157,28 @@ def test_close_does_not_wait_for_a_frozen_source(
     target.close()
     assert time.monotonic() - began < WAIT_S / 4
     assert posted.poll() is not None
+
+
+def test_an_agent_that_somebody_holds_is_not_reported_as_gone(kind: Kind, make: Make) -> None:
+    """Negative control of the fence: a reference to NIXL's own object keeps it from ending."""
+    agent = Agent(library.find(), "held", parse_options({"devices": ["lo"]}))
+    held = agent._agent.agent
+    for _ in range(2):
+        with pytest.raises(AgentError, match="could not be destroyed"):
+            agent.end()
+    del held
+    agent.end()
+    agent.end()
+
+
+def test_finished_reads_leave_nothing_in_the_agent(
+    kind: Kind, make: Make, process: SourceProcess
+) -> None:
+    source = process.serve(BLOCKS, [BLOCK_BYTES], mode="direct")
+    target = make(kind.pool(BLOCKS, [BLOCK_BYTES]), mode="direct")
+    for nth in range(20):
+        assert finished(post(target, source, [nth, 100, 300], [5, 6, 9])).error == ""
+    assert target._links is not None
+    link = next(iter(target._links._known.values())).link
+    assert link is not None
+    assert not link.agent._under_way

@@ -159,14 +159,15 @@ def test_descriptors_are_counted_as_nixl_joins_them() -> None:
     assert descriptors.count(one, one, dense, gaps) == 2 * 5
 
 
-def test_batches_cover_everything_and_are_bounded() -> None:
+@pytest.mark.parametrize("kind", ["host", "cuda"])
+def test_batches_cover_everything_and_are_bounded(kind: str) -> None:
     for total, widths in ((1, [10**9]), (10_000, [KIB64] * 32), (5000, [1])):
-        found = list(descriptors.batches(total, widths))
+        found = list(descriptors.batches(total, widths, kind))
         assert [at for start, stop in found for at in range(start, stop)] == list(range(total))
         for start, stop in found:
             assert stop - start == 1 or (
                 (stop - start) * len(widths) <= descriptors.BATCH_DESCRIPTORS
-                and (stop - start) * sum(widths) <= descriptors.BATCH_BYTES
+                and (stop - start) * sum(widths) <= descriptors.BATCH_BYTES[kind]
             )
 
 
