@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.e2e.watching import AllocationWatch, Waits
+import msgspec
+from tests.e2e.watching import AllocationWatch, LoadWatch, Waits
 
 
 class Probes:
@@ -14,6 +15,7 @@ class Probes:
     llm: Any
     core: Any
     watch: AllocationWatch
+    loads: LoadWatch
 
     @property
     def side(self) -> Any:
@@ -68,6 +70,21 @@ class Probes:
         """Most tokens that a living request has computed."""
         requests = self.core.scheduler.requests.values()
         return max((int(request.num_computed_tokens) for request in requests), default=0)
+
+    def probe_watch_loads(self) -> bool:
+        """Begin to add up held blocks; :meth:`probe_held_block_s` tells and begins anew."""
+        self.loads = LoadWatch(self.side._pulls)
+        return True
+
+    def probe_held_block_s(self) -> float:
+        held, self.loads.block_s = self.loads.block_s, 0.0
+        return held
+
+    def probe_handover_start(self, share: float) -> float:
+        """Change the option of that name."""
+        handovers = self.side._pulls._handovers
+        handovers._options = msgspec.structs.replace(handovers._options, handover_start=share)
+        return share
 
     def probe_preempt(self) -> str:
         """Preempt the request that was scheduled last, by vLLM's own means."""

@@ -262,6 +262,9 @@ class _Pair:
         self.left = 2
         self._target = target
         self._source = source
+        for one in (target, source):
+            # Else a short last piece waits 40 ms for the taker's delayed acknowledgement.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._poll = select.poll()
         self._poll.register(target, select.POLLRDHUP)
 

@@ -161,10 +161,12 @@ def engine_server(
     return Server(name, argv, port, folder / f"{name}.log")
 
 
-def router_server(nats: str, prefill: list[Server], decode: list[Server], folder: Path) -> Server:
+def router_server(
+    nats: str, prefill: list[Server], decode: list[Server], folder: Path, *options: str
+) -> Server:
     """Start `kvferry router` in front of engines."""
     port = free_port()
-    argv = [*KVFERRY, "router", "--port", str(port), "--nats", nats]
+    argv = [*KVFERRY, "router", "--port", str(port), "--nats", nats, *options]
     for option, engines in (("--prefill", prefill), ("--decode", decode)):
         for engine in engines:
             argv += [option, f"{engine.name}={engine.url}"]

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.engine
 class Stack:
     """A prefill and a decode server, a router and a ledger."""
 
-    def __init__(self, plane: Plane, model: Path, folder: Path) -> None:
+    def __init__(self, plane: Plane, model: Path, folder: Path, *router_options: str) -> None:
         self.plane = plane
         self.p0 = engine_server("p0", model, plane.url, folder, ranks=RANKS)
         self.d0 = engine_server("d0", model, plane.url, folder, ranks=RANKS)
@@ -38,7 +38,7 @@ class Stack:
         self.servers = [*self.engines]
         for engine in self.engines:
             engine.wait_ready()
-        self.router = router_server(plane.url, [self.p0], [self.d0], folder)
+        self.router = router_server(plane.url, [self.p0], [self.d0], folder, *router_options)
         self.servers.append(self.router)
         self.router.wait_ready()
 

@@ -1,7 +1,9 @@
-"""Who waits for KV blocks in a vLLM scheduler, and for whose; used inside engine processes."""
+"""Who waits for KV blocks in a vLLM scheduler, for whose, and who holds them while they load;
+used inside engine processes."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,3 +51,23 @@ class AllocationWatch:
         pinned = self._side._table.pinned_blocks() if self._side is not None else set()
         null = {self._manager.block_pool.null_block.block_id}
         return len(used - held - pinned - null)
+
+
+class LoadWatch:
+    """Adds up for how long blocks were allocated that a load had not filled yet."""
+
+    def __init__(self, pulls: Any) -> None:
+        """``pulls`` are those of kvferry's scheduler side."""
+        self.block_s = 0.0
+        self._begun: dict[str, tuple[int, float]] = {}
+        self._commit, self._end = pulls.commit, pulls.end
+        pulls.commit, pulls.end = self._watched_commit, self._watched_end
+
+    def _watched_commit(self, tracked: Any, local_blocks: int, targets: list[int]) -> Any:
+        self._begun[tracked.id] = (len(targets), time.perf_counter())
+        return self._commit(tracked, local_blocks, targets)
+
+    def _watched_end(self, tracked: Any) -> None:
+        blocks, since = self._begun.pop(tracked.id)
+        self.block_s += blocks * (time.perf_counter() - since)
+        self._end(tracked)
