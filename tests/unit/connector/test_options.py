@@ -36,6 +36,8 @@ def test_an_unknown_option_is_named_with_its_neighbour() -> None:
         ("pin_ms", -5, "pin_ms=-5"),
         ("pin_timeout_ms", 0, "pin_timeout_ms=0"),
         ("transfer_timeout_ms", 0, "transfer_timeout_ms=0"),
+        ("handover_timeout_ms", 0, "handover_timeout_ms=0"),
+        ("handover_start", 1.5, "handover_start=1.5: a share between 0 and 1"),
         ("transfer_timeout_ms", "long", "Expected `int`, got `str`"),
         ("parent_load_failure_policy", "fail", "say 'recompute'"),
         ("backends", "tcp", "Expected `array`, got `str`"),

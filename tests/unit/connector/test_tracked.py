@@ -12,10 +12,9 @@ from kvferry_connectors.vllm.tracked import Params, read_params
 
 def test_what_a_router_sends_is_read() -> None:
     hint = {"v": 1}
-    given = {"hint": hint, "id": "e", "session": "s", "reuse": "off", "handover": True}
-    assert read_params({"kvferry": given}) == Params(
-        hint=hint, id="e", session="s", reuse="off", handover=True
-    )
+    texts = {"id": "e", "session": "s", "reuse": "off", "publish": "p", "follow": "f"}
+    given = {"hint": hint, "handover": True, **texts}
+    assert read_params({"kvferry": given}) == Params(hint=hint, handover=True, **texts)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +39,8 @@ def test_whatever_does_not_fit_is_ignored(raw: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, 1, 2.5, True, [], {}, ["x"], b"bytes"])
 def test_each_field_of_another_type_is_ignored(value: Any) -> None:
-    found = read_params({"kvferry": {"id": value, "session": value, "reuse": value}})
-    assert (found.id, found.session, found.reuse) == ("", "", "")
+    names = ("id", "session", "reuse", "publish", "follow")
+    assert read_params({"kvferry": dict.fromkeys(names, value)}) == Params()
     assert read_params({"kvferry": {"handover": "true"}}).handover is False
 
 

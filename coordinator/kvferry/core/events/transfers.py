@@ -11,9 +11,9 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     ``transfer`` is empty for a miss, and then ``miss`` says why: ``nothing_held``,
     ``diverged@N`` (N is the token), ``node_left``, ``space_mismatch``, ``bad_hint``,
     ``expired_hint``, ``not_offered``, ``too_dear``, ``too_short``, ``paused``, ``observe``,
-    ``plan_late``, ``no_coordinator``, ``peer_unreachable``, ``unshareable``, ``policy_unset``,
-    ``outbox_full``, ``local``, ``reuse_off``, ``unused``, ``aborted``. A request whose
-    transfer failed ends with ``transfer_failed``.
+    ``plan_late``, ``prefill_late``, ``no_coordinator``, ``peer_unreachable``,
+    ``unshareable``, ``policy_unset``, ``outbox_full``, ``local``, ``reuse_off``, ``unused``,
+    ``aborted``. A request whose transfer failed ends with ``transfer_failed``.
     """
 
     request: str
@@ -27,7 +27,8 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks that the source granted, counted from the prompt's first block."""
     backend: str = ""
     basis: str = ""
-    """``hint`` or ``plan``; ``told`` where what the coordinator had told spared the plan."""
+    """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``told``
+    where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
     recompute_ms: float = 0.0
     options: tuple[str, ...] = ()
