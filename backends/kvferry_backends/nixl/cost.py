@@ -14,6 +14,9 @@ SURPRISE_MAX = 8.0
 """No single read counts as slower, or faster, than expected by more than this."""
 WORTH_A_TRY = 4.0
 """A mode that was never tried is tried unless it is expected to be so many times slower."""
+TRY_EVERY_READS = 32
+"""So often the mode that seems slower is tried again, if it is not that much slower: it may have
+been measured at a bad moment."""
 SMALL_DESCRIPTORS = 32
 """Below this a read is direct: there is nothing to gain, and nothing to learn."""
 
@@ -59,6 +62,10 @@ def choose(costs: Costs, *, descriptors: int, chunks: int, byte_count: int) -> M
         return "direct"
     if not costs.packed_reads and packed < direct * WORTH_A_TRY:
         return "packed"
+    reads = costs.direct_reads + costs.packed_reads
+    retry = reads % TRY_EVERY_READS == TRY_EVERY_READS - 1
+    if retry and max(direct, packed) < min(direct, packed) * WORTH_A_TRY:
+        return "packed" if direct <= packed else "direct"
     return "direct" if direct <= packed else "packed"
 
 

@@ -32,6 +32,8 @@ class Link:
         """The peer's, as NIXL has it."""
         self.local = local
         self.remote = remote
+        self.warm = False
+        """Whether something was read: UCX connects in the first read, which teaches nothing."""
 
 
 class Known:

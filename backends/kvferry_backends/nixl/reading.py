@@ -118,8 +118,10 @@ class Reader:
             flow.leave()
         took_s = time.monotonic() - began_s
         call.finish()
-        carried: Mode = "packed" if begin.packed else "direct"
-        self._links.learn(known, carried, flow.pieces, self._job.byte_count, took_s)
+        if link.warm:
+            carried: Mode = "packed" if begin.packed else "direct"
+            self._links.learn(known, carried, flow.pieces, self._job.byte_count, took_s)
+        link.warm = True
 
     def _flow(self, link: Link, call: Call, begin: Begin, loan: RingLoan | None, size: int) -> Flow:
         if not begin.packed:

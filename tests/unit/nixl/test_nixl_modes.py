@@ -39,6 +39,12 @@ def read_all(target: NixlBackend, source: NixlBackend, pool: Pool, seed: int) ->
     assert pool.get(targets[0]) != pattern("mode", sources[1], sum(WIDTHS))
 
 
+def warm(target: NixlBackend, source: NixlBackend) -> None:
+    """The first read, of which nothing is learned."""
+    assert finished(post(target, source.describe(), [0], [0])).error == ""
+    assert (costs(target).direct_reads, costs(target).packed_reads) == (0, 0)
+
+
 def costs(target: NixlBackend) -> Costs:
     assert target._links is not None
     return next(iter(target._links._known.values())).costs
@@ -48,6 +54,8 @@ def test_what_is_asked_for_is_done(kind: Kind, make: Make) -> None:
     source_pool, target_pool = pools()
     source = make(source_pool)
     direct, packed = make(target_pool, mode="direct"), make(Pool(BLOCKS, WIDTHS), mode="packed")
+    warm(direct, source)
+    warm(packed, source)
     read_all(direct, source, target_pool, 1)
     assert (costs(direct).direct_reads, costs(direct).packed_reads) == (1, 0)
     finished(post(packed, source.describe(), range(BLOCKS), range(BLOCKS)))
@@ -57,6 +65,7 @@ def test_what_is_asked_for_is_done(kind: Kind, make: Make) -> None:
 def test_auto_tries_both_and_goes_on_with_the_faster(kind: Kind, make: Make) -> None:
     source_pool, target_pool = pools()
     source, target = make(source_pool), make(target_pool)
+    warm(target, source)
     for seed in range(6):
         read_all(target, source, target_pool, seed)
     learned = costs(target)
@@ -71,6 +80,7 @@ def test_where_no_ring_is_free_a_read_is_direct(kind: Kind, make: Make, side: st
     source = make(source_pool, rings=1)
     target = make(target_pool, rings=1, mode="packed")
     busy = source if side == "source" else target
+    warm(target, source)
     assert busy._pool is not None
     assert busy._pool.rings is not None
     loan = busy._pool.rings.take()
@@ -94,6 +104,7 @@ def test_blocks_larger_than_a_slot_are_read_directly(kind: Kind, make: Make) -> 
     source_pool.fill("large")
     source = make(source_pool, slot_bytes=65536)
     target = make(target_pool, mode="packed")
+    warm(target, source)
     assert finished(post(target, source.describe(), [3, 1], [0, 7])).error == ""
     assert target_pool.get(7) == pattern("large", 1, 200_000)
     assert costs(target).direct_reads == 1
