@@ -1,9 +1,12 @@
 """Block reads over the tcp backend against one raw contiguous socket stream, in one run.
 
 Source and sender live in a process of their own. Each round measures, in turn, the raw stream
-and the reads, so that a busy machine slows both. Prints JSON; ratios are what to compare.
+and the reads, so that a busy machine slows both; then the latency of reads of one block. Prints
+JSON; ratios are what to compare.
 
     python -m tests.bench.bench_tcp --mib 64 --rounds 9
+    python -m tests.bench.bench_tcp --block-kib 128 --spans 32 --verify full
+    python -m tests.bench.bench_tcp --tls
 """
 
 from __future__ import annotations
@@ -22,12 +25,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import addressof, c_char
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from kvferry.ports.backend import Backend, ReadRequest, Regions, Span, Verify
 from kvferry_backends import registry
 
 MIB = 1024 * 1024
 WAIT_S = 60.0
+SMALL_READS = 300
+CERTIFICATES = Path(__file__).parents[1] / "unit" / "backends" / "certificates"
+
+
+def options(args: argparse.Namespace) -> dict[str, object]:
+    """Of both backends."""
+    chosen: dict[str, object] = {"connections": args.connections}
+    if args.tls:
+        chosen |= {
+            "tls_cert_file": str(CERTIFICATES / "node.pem"),
+            "tls_key_file": str(CERTIFICATES / "node.key"),
+            "tls_ca_file": str(CERTIFICATES / "ca.pem"),
+        }
+    return chosen
 
 
 def regions(block_bytes: int, blocks: int, spans: int) -> tuple[mmap.mmap, Regions]:
@@ -44,7 +62,7 @@ def regions(block_bytes: int, blocks: int, spans: int) -> tuple[mmap.mmap, Regio
 def source_process(pipe: Connection, args: argparse.Namespace) -> None:
     """Serves blocks, and sends a raw stream of ``mib`` to whoever connects and asks."""
     _, pool = regions(args.block_kib * 1024, args.pool_blocks, args.spans)
-    backend = registry.create("tcp")
+    backend = registry.create("tcp", options(args))
     backend.register(pool, lambda transfer, grant, packed: True)
     listening = socket.create_server(("127.0.0.1", 0))
     pipe.send((backend.describe(), listening.getsockname()[1]))
@@ -65,9 +83,10 @@ def raw_stream(sock: socket.socket, into: memoryview) -> float:
     return time.perf_counter() - began
 
 
-def block_read(target: Backend, peer: bytes, args: argparse.Namespace, nth: int) -> float:
-    """Seconds for one read of scattered blocks into scattered blocks."""
-    count = args.mib * 1024 // args.block_kib
+def block_read(
+    target: Backend, peer: bytes, args: argparse.Namespace, nth: int, count: int
+) -> float:
+    """Seconds for one read of ``count`` scattered blocks into scattered blocks."""
     chance = random.Random(nth)
     request = ReadRequest(
         transfer=f"bench.{nth}",
@@ -115,7 +134,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     source.start()
     peer, port = ours.recv()
     _, pool = regions(args.block_kib * 1024, args.pool_blocks, args.spans)
-    target = registry.create("tcp")
+    target = registry.create("tcp", options(args))
     target.register(pool, lambda transfer, grant, packed: False)
     sock = socket.create_connection(("127.0.0.1", port))
     into = memoryview(bytearray(args.mib * MIB))
@@ -123,14 +142,20 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     def rate(seconds: float) -> float:
         return float(args.mib * MIB / seconds / 1e9)
 
+    count = args.mib * 1024 // args.block_kib
     raw: list[float] = []
     idle: list[float] = []
     busy: list[float] = []
     for nth in range(args.rounds + 1):
         raw.append(rate(raw_stream(sock, into)))
-        idle.append(rate(block_read(target, peer, args, nth)))
+        idle.append(rate(block_read(target, peer, args, nth, count)))
         with busy_thread(True):
-            busy.append(rate(block_read(target, peer, args, nth)))
+            busy.append(rate(block_read(target, peer, args, nth, count)))
+    small = [block_read(target, peer, args, nth, 1) * 1e6 for nth in range(SMALL_READS)]
+    with busy_thread(True):
+        small_busy = [
+            block_read(target, peer, args, nth, 1) * 1e6 for nth in range(SMALL_READS // 10)
+        ]
     sock.close()
     target.close()
     source.join(WAIT_S)
@@ -140,12 +165,17 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "block_kib": args.block_kib,
         "spans": args.spans,
         "verify": args.verify,
+        "tls": args.tls,
+        "connections": args.connections,
         "rounds": args.rounds,
         "raw_gb_per_s": round(medians[0], 3),
         "read_gb_per_s": round(medians[1], 3),
         "read_busy_gb_per_s": round(medians[2], 3),
         "ratio_idle": round(medians[1] / medians[0], 3),
         "ratio_busy": round(medians[2] / medians[0], 3),
+        "one_block_p50_us": round(statistics.median(small), 1),
+        "one_block_p99_us": round(statistics.quantiles(small, n=100)[98], 1),
+        "one_block_busy_p50_us": round(statistics.median(small_busy), 1),
     }
 
 
@@ -155,6 +185,8 @@ def main() -> None:
     parser.add_argument("--block-kib", type=int, default=64)
     parser.add_argument("--spans", type=int, default=1, help="layers that share a block's bytes")
     parser.add_argument("--pool-blocks", type=int, default=8192)
+    parser.add_argument("--connections", type=int, default=0, help="0: as the backend chooses")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--verify", choices=[mode.value for mode in Verify], default="sample")
     sys.stdout.write(json.dumps(measure(parser.parse_args())) + "\n")

@@ -22,6 +22,7 @@ from kvferry_backends.tcp.fetching import Fetch
 from kvferry_backends.tcp.links import Links
 from kvferry_backends.tcp.listener import Listener
 from kvferry_backends.tcp.options import join_address, parse_options
+from kvferry_backends.tcp.pace import Pace
 from kvferry_backends.tcp.reading import Read
 from kvferry_backends.tcp.serving import Server
 from kvferry_backends.tcp.stream import Stream
@@ -72,6 +73,7 @@ class TcpBackend:
         self._closed = False
         self._reads: set[Read] = set()
         self._links = Links()
+        self._pace = Pace()
         self._dial: Callable[[str], Stream] = Stream.unconnected
         self._threads = ThreadPoolExecutor(
             max_workers=self._options.reads * self._options.connections_per_read,
@@ -184,6 +186,7 @@ class TcpBackend:
                 links=self._links,
                 deadline=deadline,
                 dial=self._dial,
+                pace=self._pace,
             )
             for start, stop in ranges
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from kvferry_backends.layout import HostPool
 from kvferry_backends.tcp.admission import BUSY
 from kvferry_backends.tcp.links import Links
 from kvferry_backends.tcp.options import split_address
+from kvferry_backends.tcp.pace import Calls, Pace
 from kvferry_backends.tcp.reading import Read
 from kvferry_backends.tcp.stream import Stream, StreamError
 from kvferry_backends.tcp.vectors import Vectors
@@ -28,8 +30,6 @@ from kvferry_backends.tcp.wire import (
 )
 
 CONNECT_S = 3.0
-SLOW_GIL_S = 0.002
-"""A call that returned later than this waited for the GIL: a busy thread keeps it for 5 ms."""
 
 _log = logging.getLogger("kvferry.backends.tcp")
 
@@ -62,6 +62,7 @@ class Fetch:
         links: Links,
         deadline: float,
         dial: Callable[[str], Stream],
+        pace: Pace,
     ) -> None:
         self._read = read
         self._part = part
@@ -71,6 +72,7 @@ class Fetch:
         self._links = links
         self._deadline = deadline
         self._dial = dial
+        self._pace = pace
         self._digest = digest.by_name(part.digest)
         self._verified = 0
         self._answered = False
@@ -125,19 +127,17 @@ class Fetch:
     def _exchange(self, stream: Stream) -> None:
         left_ms = max(1, int((self._deadline - time.monotonic()) * 1000))
         part = msgspec.structs.replace(self._part, deadline_ms=left_ms)
-        began = time.monotonic()
+        request = [memoryview(encode_part(part))]
+        calls = Calls(chunks_per_call(part, self._pool.block_bytes), self._pace)
         try:
-            stream.send([memoryview(encode_part(part))], self._deadline)
+            # It always fits into the socket's buffer.
+            calls.timed(partial(stream.send, request, self._deadline))
         except StreamError as error:
             if error.error == "unreachable":
                 self._hear_refusal(stream)
             raise
-        # A request always fits into the socket's buffer, so only the GIL can have made us wait.
-        waited = time.monotonic() - began > SLOW_GIL_S
-        per_call = chunks_per_call(part, self._pool.block_bytes) if waited else 1
         ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
-        for at in range(0, len(ranges), per_call):
-            self._receive(stream, ranges[at : at + per_call])
+        calls.run(ranges, partial(self._receive, stream))
 
     def _receive(self, stream: Stream, ranges: Sequence[tuple[int, int]]) -> None:
         """Receive some chunks in one go."""

@@ -12,6 +12,7 @@ from kvferry.ports.backend import Authorize
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
 from kvferry_backends.tcp.admission import Admission, TooBusy
+from kvferry_backends.tcp.pace import Calls
 from kvferry_backends.tcp.stream import Stream
 from kvferry_backends.tcp.vectors import Vectors
 from kvferry_backends.tcp.wire import (
@@ -25,11 +26,6 @@ from kvferry_backends.tcp.wire import (
 )
 
 _log = logging.getLogger("kvferry.backends.tcp")
-
-
-SLOW_CALL_S = 0.003
-"""A first chunk fits into the socket's buffers, so a call that took longer for it waited for the
-GIL, or the network is slow: then fewer, larger calls are as good or better."""
 
 
 class Refusal(Exception):
@@ -84,17 +80,13 @@ class Server:
     def _send(
         self, part: ReadPart, blocks: tuple[int, ...], stream: Stream, deadline: float
     ) -> None:
-        ranges = list(chunks(part.start, part.stop, part.chunk_blocks))
-        at, per_call = 0, 1
-        while at < len(ranges):
-            if at:
+        def send(some: Sequence[tuple[int, int]]) -> None:
+            if some[0][0] > part.start:
                 self._permit(part)
-            vectors = self._chunks(part, blocks, ranges[at : at + per_call])
-            began = time.monotonic()
-            stream.send_vectors(vectors, deadline)
-            at += per_call
-            if time.monotonic() - began > SLOW_CALL_S:
-                per_call = chunks_per_call(part, self.pool.block_bytes)
+            stream.send_vectors(self._chunks(part, blocks, some), deadline)
+
+        calls = Calls(chunks_per_call(part, self.pool.block_bytes))
+        calls.run(list(chunks(part.start, part.stop, part.chunk_blocks)), send)
 
     def _chunks(
         self, part: ReadPart, blocks: tuple[int, ...], ranges: Sequence[tuple[int, int]]

@@ -10,7 +10,7 @@ from tests.unit.backends.support import WAIT_S, Source, eventually, read
 
 from kvferry.ports.backend import ReadRequest, Verify
 from kvferry_backends import digest
-from kvferry_backends.tcp import connection, fetching, listener, serving, stream, wire
+from kvferry_backends.tcp import connection, listener, pace, stream, wire
 from kvferry_backends.tcp.backend import TcpBackend
 from kvferry_backends.tcp.wire import decode_peer
 
@@ -125,8 +125,7 @@ def test_chunks_that_share_a_call_are_each_compared(
     monkeypatch: pytest.MonkeyPatch, call_blocks: int, damaged: int | None
 ) -> None:
     """Calls grow where each waits for the GIL; here every one seems to."""
-    monkeypatch.setattr(fetching, "SLOW_GIL_S", -1.0)
-    monkeypatch.setattr(serving, "SLOW_CALL_S", -1.0)
+    monkeypatch.setattr(pace, "SLOW_CALL_S", -1.0)
     monkeypatch.setattr(wire, "CALL_BYTES", call_blocks * 1000)
     pool, ours = Pool(8, [600, 400]), Pool(8, [600, 400])
     pool.fill("calls")
@@ -152,14 +151,16 @@ def test_chunks_that_share_a_call_are_each_compared(
 
 
 def test_a_refusal_between_two_chunks_of_a_call_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "SLOW_GIL_S", -1.0)
+    """The source sends block 0, blocks 1 and 2, then no; the target asks for two at a time."""
+    monkeypatch.setattr(pace, "SLOW_CALL_S", -1.0)
+    monkeypatch.setattr(wire, "CALL_BYTES", 2000)
     answers = iter([True, True, False])
     pool = Pool(8, [1000])
     pool.fill("calls")
     source = Source(pool, lambda *call: next(answers))
     target = TcpBackend({"chunk_blocks": 1, "connections": 1})
     target.register(Pool(8, [1000]).regions, lambda *call: False)
-    outcome = read(target, source)
+    outcome = read(target, source, blocks=8)
     assert outcome.error == "refused"
     assert "grant" in outcome.detail
     target.close()
