@@ -80,6 +80,10 @@ class Nccl:
         return Communicator(made, 1 - rank, self._errors)
 
 
+SUCCESS, IN_PROGRESS = 0, 7
+"""Of ``ncclResult_t``; releases of nccl4py give it as a number or as an enumeration of numbers."""
+
+
 class Communicator:
     """Two ranks. Used by one thread."""
 
@@ -95,15 +99,15 @@ class Communicator:
             PipeError: the communicator has failed.
         """
         try:
-            state = self._made.get_async_error()
-            if state.name == "Success":
+            state = int(self._made.get_async_error())
+            if state == SUCCESS:
                 return True
-            if state.name == "InProgress":
+            if state == IN_PROGRESS:
                 return False
             detail = self._made.get_last_error()
         except self._errors as error:
             raise PipeError(f"NCCL does not say how it is: {error}") from error
-        raise PipeError(f"NCCL failed with {state.name}: {detail or 'see NCCL_DEBUG=WARN'}")
+        raise PipeError(f"NCCL failed with result {state}: {detail or 'see NCCL_DEBUG=WARN'}")
 
     def send(self, part: Any, stream: int) -> None:
         """Queue the sending of a CUDA tensor of bytes.
