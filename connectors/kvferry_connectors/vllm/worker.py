@@ -34,10 +34,10 @@ log = logging.getLogger("kvferry.vllm")
 CALL_S = 2.0
 """How long a rank waits for a source's answer at least: nobody waits with it but its request."""
 
-BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer", "nixl")}
+BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer",)}
 """What is offered where the options name no backend; which of them a pair uses, it measures.
-``nccl`` has to be named, for each pair of it costs device memory; so has ``nixl`` between host
-memories, where the others need no library."""
+``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried beside
+``peer`` on one host, the memory of a killed source stayed allocated until its reader ended."""
 
 
 class WorkerSide:
