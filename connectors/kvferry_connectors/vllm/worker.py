@@ -36,8 +36,8 @@ CALL_S = 2.0
 
 BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer",)}
 """What is offered where the options name no backend; which of them a pair uses, it measures.
-``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried beside
-``peer`` on one host, the memory of a killed source stayed allocated until its reader ended."""
+``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried
+beside ``peer`` on one host, a killed source's memory stayed allocated until its reader ended."""
 
 
 class WorkerSide:
