@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 from kvferry.errors import BackendError
@@ -43,6 +44,14 @@ class PartedRead:
     def over(self) -> bool:
         """Whether parts have to end: the read failed or was aborted."""
         return self._aborted or bool(self._error)
+
+    def start(self, threads: Executor, *parts: Callable[[], object]) -> None:
+        """Give each part a thread; one that gets none has failed."""
+        for part in parts:
+            try:
+                threads.submit(part)
+            except RuntimeError as error:
+                self.part_failed("error", f"no thread could be started: {error}")
 
     def poll(self) -> ReadOutcome | None:
         """The outcome, or None while the read runs. Never blocks."""

@@ -21,6 +21,7 @@ from kvferry_backends.nccl.pipe import Device
 from kvferry_backends.nccl.reading import Read
 from kvferry_backends.nccl.seats import Seats
 from kvferry_backends.nccl.source import Source
+from kvferry_backends.open_reads import OpenReads
 from kvferry_backends.pairing import check_request, decode_description
 from kvferry_backends.tcp.options import join_address
 
@@ -63,8 +64,7 @@ class NcclBackend:
         self._make_device = make_device or _real_device()
         self._instance = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._closed = False
-        self._reads: set[Read] = set()
+        self._reads = OpenReads(self.name, READS_MAX)
         self._pairs: dict[str, Pair] = {}
         self._ending: list[Pair] = []
         self._calls = Calls(self.name)
@@ -83,7 +83,7 @@ class NcclBackend:
         """
         check_regions(regions)
         with self._lock:
-            self._check_open()
+            self._reads.check_open()
             if self._local is not None:
                 raise BackendError(
                     "this nccl backend has its regions; make a new one for another pool"
@@ -147,15 +147,10 @@ class NcclBackend:
         )
         _check_peer(peer, local)
         read = Read(
-            request.transfer, peer.instance, time.monotonic() + request.deadline_s, self._drop
+            request.transfer, peer.instance, time.monotonic() + request.deadline_s, self._reads.drop
         )
         job = Job(read, request.grant, sources, targets)
         with self._lock:
-            self._check_open()
-            if len(self._reads) >= READS_MAX:
-                raise BackendError(
-                    f"{READS_MAX} reads are under way; wait for one before posting another"
-                )
             self._reads.add(read)
             pair = self._pairs.get(peer.instance)
             if pair is None or not pair.put(job):
@@ -171,12 +166,10 @@ class NcclBackend:
             _log.debug("nothing to forget: %s", error)
             return
         with self._lock:
-            reads = [read for read in self._reads if read.source == gone.instance]
             pair = self._pairs.pop(gone.instance, None)
             if pair is not None:
                 self._ending.append(pair)
-        for read in reads:
-            read.fail("unreachable", f"the process at {gone.address} has ended")
+        self._reads.lost(gone.instance, f"the process at {gone.address} has ended")
         if pair is not None:
             pair.leave()
         self._calls.drop(gone.address)
@@ -186,16 +179,11 @@ class NcclBackend:
     def close(self) -> None:
         """Stop serving, abort every read, join every thread. May be called twice."""
         with self._lock:
-            self._closed = True
-            reads = set(self._reads)
+            self._reads.close()
             pairs = [*self._pairs.values(), *self._ending]
         for pair in pairs:
             pair.leave()
-        for read in reads:
-            try:
-                read.abort()
-            except BackendError as error:
-                _log.error("%s", error)
+        self._reads.abort_all()
         if self._server is not None:
             self._server.close()
         if self._source is not None:
@@ -224,14 +212,6 @@ class NcclBackend:
         if self._local is None:
             raise BackendError("no regions are registered; call register() first")
         return self._local
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BackendError("this nccl backend is closed")
-
-    def _drop(self, read: Read) -> None:
-        with self._lock:
-            self._reads.discard(read)
 
 
 def _real_device() -> MakeDevice:

@@ -24,6 +24,7 @@ from kvferry_backends.nixl.reach import check_reach, has_rdma
 from kvferry_backends.nixl.reading import Reader
 from kvferry_backends.nixl.serving import Source
 from kvferry_backends.nixl.wire import PROTOCOL, PeerDescription, encode
+from kvferry_backends.open_reads import OpenReads
 from kvferry_backends.pairing import check_request, decode_description, host_id
 from kvferry_backends.tcp.options import join_address
 
@@ -60,8 +61,7 @@ class NixlBackend:
         self._host = host_id()
         self._rdma = has_rdma()
         self._lock = threading.Lock()
-        self._closed = False
-        self._reads: set[Read] = set()
+        self._reads = OpenReads(self.name, READS_MAX)
         self._calls = Calls(self.name)
         self._threads = ThreadPoolExecutor(READS_MAX, thread_name_prefix="kvferry-nixl-read")
         self._pool: Pool | None = None
@@ -79,7 +79,7 @@ class NixlBackend:
             BackendUnavailable: UCX or the listening address cannot be had.
         """
         with self._lock:
-            self._check_open()
+            self._reads.check_open()
             if self._pool is not None:
                 raise BackendError(
                     "this nixl backend has its regions; make a new one for another pool"
@@ -136,7 +136,7 @@ class NixlBackend:
             peer_widths=theirs.widths,
             peer_blocks=peer.blocks,
         )
-        read = Read(request.transfer, peer.instance, self._drop)
+        read = Read(request.transfer, peer.instance, self._reads.drop)
         job = Job(
             read,
             request,
@@ -146,17 +146,8 @@ class NixlBackend:
             sources=np.array(sources, dtype=np.int32),
             targets=np.array(targets, dtype=np.int32),
         )
-        with self._lock:
-            self._check_open()
-            if len(self._reads) >= READS_MAX:
-                raise BackendError(
-                    f"{READS_MAX} reads are under way; wait for one before posting another"
-                )
-            self._reads.add(read)
-        try:
-            self._threads.submit(Reader(job, links, self._calls, self._options).run)
-        except RuntimeError as error:
-            read.part_failed("error", f"no thread could be started: {error}")
+        self._reads.add(read)
+        read.start(self._threads, Reader(job, links, self._calls, self._options).run)
         return read
 
     def forget(self, peer: bytes) -> None:
@@ -166,27 +157,19 @@ class NixlBackend:
         except BackendError as error:
             _log.debug("nothing to forget: %s", error)
             return
-        with self._lock:
-            reads = [read for read in self._reads if read.source == gone.instance]
-            links = self._links
-        for read in reads:
-            read.fail("unreachable", f"the process at {gone.address} has ended")
+        self._reads.lost(gone.instance, f"the process at {gone.address} has ended")
         self._calls.drop(gone.address)
+        with self._lock:
+            links = self._links
         if links is not None:
             links.drop(gone.instance)
 
     def close(self) -> None:
         """Stop serving, abort every read, join every thread. May be called twice."""
         with self._lock:
-            self._closed = True
-            reads, server = set(self._reads), self._server
-        fenced = True
-        for read in reads:
-            try:
-                read.abort()
-            except BackendError as error:
-                fenced = False
-                _log.error("%s", error)
+            self._reads.close()
+            server = self._server
+        fenced = self._reads.abort_all()
         if server is not None:
             server.close()
         # A thread that the fence could not stop ends by its own deadline; do not wait for that.
@@ -219,11 +202,3 @@ class NixlBackend:
         if self._pool is None or self._links is None:
             raise BackendError("no regions are registered; call register() first")
         return self._pool, self._links
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BackendError("this nixl backend is closed")
-
-    def _drop(self, read: Read) -> None:
-        with self._lock:
-            self._reads.discard(read)

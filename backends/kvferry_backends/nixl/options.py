@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry_backends.options import convert_options
 from kvferry_backends.tcp.options import check_listening
 
 TIMEOUT_MAX_S = 3600.0
@@ -57,16 +58,7 @@ def parse_options(options: Mapping[str, object]) -> NixlOptions:
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range; the text names it.
     """
-    known = NixlOptions.__struct_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"nixl backend: unknown option {', '.join(unknown)}; known are {', '.join(known)}"
-        )
-    try:
-        parsed = msgspec.convert(dict(options), NixlOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"nixl backend: {error}") from error
+    parsed = convert_options("nixl", options, NixlOptions)
     check_listening("nixl", parsed.listen_host, parsed.listen_port, parsed.advertise)
     _check_ranges(parsed)
     return parsed

@@ -16,6 +16,7 @@ from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
 from kvferry_backends.identity import own_identity
 from kvferry_backends.layout import check_regions
+from kvferry_backends.open_reads import OpenReads
 from kvferry_backends.pairing import check_request
 from kvferry_backends.peer_host import system
 from kvferry_backends.peer_host.options import parse_options
@@ -60,8 +61,7 @@ class PeerHostBackend:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._shown_nonce = ctypes.create_string_buffer(self._nonce, NONCE_BYTES)
         self._lock = threading.Lock()
-        self._closed = False
-        self._reads: set[HostRead] = set()
+        self._reads = OpenReads(self.name, READS_MAX)
         self._threads = ThreadPoolExecutor(
             max_workers=READS_MAX * self._options.threads_per_read,
             thread_name_prefix="kvferry-peer-host-read",
@@ -86,7 +86,7 @@ class PeerHostBackend:
             for address in (span.address, last):
                 system.probe_own(address)
         with self._lock:
-            self._check_open()
+            self._reads.check_open()
             if self._regions is not None:
                 raise BackendError(
                     "this peer_host backend has its regions; make a new one for another pool"
@@ -152,20 +152,10 @@ class PeerHostBackend:
             calls(regions.spans, peer.spans, targets, sources, self._options.call_bytes),
             parts=parts,
             deadline=time.monotonic() + request.deadline_s,
-            on_end=self._drop,
+            on_end=self._reads.drop,
         )
-        with self._lock:
-            self._check_open()
-            if len(self._reads) >= READS_MAX:
-                raise BackendError(
-                    f"{READS_MAX} reads are under way; wait for one before posting another"
-                )
-            self._reads.add(read)
-        for _ in range(parts):
-            try:
-                self._threads.submit(read.work)
-            except RuntimeError as error:
-                read.part_failed("error", f"no thread could be started: {error}")
+        self._reads.add(read)
+        read.start(self._threads, *[read.work] * parts)
         return read
 
     def forget(self, peer: bytes) -> None:
@@ -175,24 +165,14 @@ class PeerHostBackend:
         except BackendError as error:
             _log.debug("nothing to forget: %s", error)
             return
-        with self._lock:
-            reads = [read for read in self._reads if read.source == gone.instance]
-        for read in reads:
-            read.fail("unreachable", f"process {gone.process.pid} has ended")
+        self._reads.lost(gone.instance, f"process {gone.process.pid} has ended")
 
     def close(self) -> None:
         """Show the nonce no more, abort every read, join every thread. May be called twice."""
         with self._lock:
-            self._closed = True
-            reads = set(self._reads)
+            self._reads.close()
         ctypes.memset(self._shown_nonce, 0, NONCE_BYTES)
-        fenced = True
-        for read in reads:
-            try:
-                read.abort()
-            except BackendError as error:
-                fenced = False
-                _log.error("%s", error)
+        fenced = self._reads.abort_all()
         # A thread that the fence could not stop ends with its call; do not wait for that.
         self._threads.shutdown(wait=fenced)
 
@@ -209,11 +189,3 @@ class PeerHostBackend:
         if self._regions is None:
             raise BackendError("no regions are registered; call register() first")
         return self._regions
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BackendError("this peer_host backend is closed")
-
-    def _drop(self, read: HostRead) -> None:
-        with self._lock:
-            self._reads.discard(read)

@@ -15,6 +15,7 @@ from kvferry.errors import BackendError
 from kvferry.ports.backend import Authorize, Capabilities, Posted, ReadRequest, Regions
 from kvferry_backends import digest
 from kvferry_backends.layout import HostPool
+from kvferry_backends.open_reads import OpenReads
 from kvferry_backends.pairing import check_request
 from kvferry_backends.tcp.admission import BUSY, Admission
 from kvferry_backends.tcp.connection import TcpConnection
@@ -70,8 +71,11 @@ class TcpBackend:
         self._options = parse_options(options or {})
         self._instance = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._closed = False
-        self._reads: set[Read] = set()
+        self._reads = OpenReads(
+            self.name,
+            self._options.reads,
+            "wait for one, or set the tcp backend's option reads higher",
+        )
         self._links = Links()
         self._pace = Pace()
         self._dial: Callable[[str], Stream] = Stream.unconnected
@@ -97,7 +101,7 @@ class TcpBackend:
         admission = Admission(options.serve_transfers, options.serve_bytes)
         server = Server(pool, authorize, self._instance, options.timeout_s, admission)
         with self._lock:
-            self._check_open()
+            self._reads.check_open()
             if self._pool is not None:
                 raise BackendError(
                     "this tcp backend has its regions; make a new one for another pool"
@@ -162,7 +166,7 @@ class TcpBackend:
         per_chunk = self._options.chunk_blocks or chunk_blocks(
             request.verify, pool.block_bytes, len(pool.widths)
         )
-        read = Read(request.transfer, len(ranges), self._drop, peer.instance)
+        read = Read(request.transfer, len(ranges), self._reads.drop, peer.instance)
         fetches = [
             Fetch(
                 read,
@@ -190,19 +194,8 @@ class TcpBackend:
             )
             for start, stop in ranges
         ]
-        with self._lock:
-            self._check_open()
-            if len(self._reads) >= self._options.reads:
-                raise BackendError(
-                    f"{self._options.reads} reads are under way; wait for one, or set the tcp "
-                    "backend's option reads higher"
-                )
-            self._reads.add(read)
-        for fetch in fetches:
-            try:
-                self._threads.submit(fetch.run)
-            except RuntimeError as error:
-                read.part_failed("error", f"no thread could be started: {error}")
+        self._reads.add(read)
+        read.start(self._threads, *(fetch.run for fetch in fetches))
         return read
 
     def forget(self, peer: bytes) -> None:
@@ -212,24 +205,15 @@ class TcpBackend:
         except BackendError as error:
             _log.debug("nothing to forget: %s", error)
             return
-        with self._lock:
-            reads = [read for read in self._reads if read.source == gone.instance]
-        for read in reads:
-            read.fail("unreachable", f"the process at {gone.address} has ended")
+        self._reads.lost(gone.instance, f"the process at {gone.address} has ended")
         self._links.drop(gone.address)
 
     def close(self) -> None:
         """Stop serving, abort every read, join every thread. May be called twice."""
         with self._lock:
-            self._closed = True
-            reads, listener = set(self._reads), self._listener
-        fenced = True
-        for read in reads:
-            try:
-                read.abort()
-            except BackendError as error:
-                fenced = False
-                _log.error("%s", error)
+            self._reads.close()
+            listener = self._listener
+        fenced = self._reads.abort_all()
         if listener is not None:
             listener.close()
         # A thread that the fence could not stop ends by its own deadline; do not wait for that.
@@ -272,11 +256,3 @@ class TcpBackend:
                 f"the source at {peer.address} serves {there} TLS and this engine's tcp backend "
                 f"runs {here}; set tls_cert_file, tls_key_file and tls_ca_file on both or on none"
             )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BackendError("this tcp backend is closed")
-
-    def _drop(self, read: Read) -> None:
-        with self._lock:
-            self._reads.discard(read)
