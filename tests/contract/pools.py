@@ -14,15 +14,20 @@ CANARY = 0xA5
 def pattern(seed: str, block: int, size: int) -> bytes:
     """What block ``block`` of the pool ``seed`` holds; differs in every block and every 32 bytes
     of nothing but its repetition."""
-    unit = hashlib.sha256(f"{seed}:{block}".encode()).digest()
+    unit = pattern_unit(seed, block)
     return (unit * (size // len(unit) + 1))[:size]
+
+
+def pattern_unit(seed: str, block: int) -> bytes:
+    """The 32 bytes that the pattern of a block repeats."""
+    return hashlib.sha256(f"{seed}:{block}".encode()).digest()
 
 
 class Pool:
     """Blocks of ``widths`` bytes per span, with ``gap`` bytes of canary after each.
 
-    Host memory; a pool in other memory overrides :meth:`_allocate`, :meth:`read` and
-    :meth:`write`.
+    Host memory; a pool in other memory overrides :meth:`_allocate`, :meth:`read`, :meth:`write`,
+    :meth:`fill` and :meth:`holds`.
     """
 
     kind = "host"
@@ -79,10 +84,16 @@ class Pool:
             self.write(start, data[taken : taken + stop - start])
             taken += stop - start
 
-    def fill(self, seed: str) -> None:
-        """Give every block the pattern of ``seed``."""
-        for block in range(self.blocks):
+    def fill(self, seed: str, count: int | None = None) -> None:
+        """Give the first ``count`` blocks, by default all, the pattern of ``seed``."""
+        for block in range(self.blocks if count is None else count):
             self.put(block, pattern(seed, block, self.block_bytes))
+
+    def holds(self, seed: str, count: int) -> bool:
+        """Whether the first ``count`` blocks still have the pattern of ``seed``."""
+        return all(
+            self.get(block) == pattern(seed, block, self.block_bytes) for block in range(count)
+        )
 
     def first_byte_of(self, block: int) -> int:
         start = self._bases[0] + block * self._strides[0]

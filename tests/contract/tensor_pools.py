@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tests.contract.pools import CANARY, Pool
+from tests.contract.pools import CANARY, Pool, pattern_unit
 
 
 class TensorPool(Pool):
@@ -40,11 +40,24 @@ class TensorPool(Pool):
             self._tensor[start : start + len(data)].copy_(piece)
             self._settle()
 
-    def fill(self, seed: str) -> None:
-        """As the base class, but with one copy to the device."""
-        staged = Pool(self.blocks, self.widths, self._strides[0] - self.widths[0])
-        staged.fill(seed)
-        self.write(0, bytes(staged.memory))
+    def fill(self, seed: str, count: int | None = None) -> None:
+        for view, wanted in self._patterned(seed, self.blocks if count is None else count):
+            view.copy_(wanted)
+        self._settle()
+
+    def holds(self, seed: str, count: int) -> bool:
+        return all(bool(torch.equal(view, wanted)) for view, wanted in self._patterned(seed, count))
+
+    def _patterned(self, seed: str, count: int) -> Iterator[tuple[Any, Any]]:
+        """Span by span: the bytes of the first blocks, and those of the pattern; made on the
+        device, for a long pool copied from the host takes longer than all that is tested."""
+        joined = bytearray(b"".join(pattern_unit(seed, block) for block in range(count)))
+        units = torch.frombuffer(joined, dtype=torch.uint8).view(count, -1).to(self._place)
+        taken = 0
+        for base, stride, width in zip(self._bases, self._strides, self.widths, strict=True):
+            places = torch.arange(taken, taken + width, device=self._place) % units.shape[1]
+            yield self._tensor.as_strided((count, width), (stride, 1), base), units[:, places]
+            taken += width
 
     def _settle(self) -> None:
         """Nothing of ours is under way when a backend begins."""

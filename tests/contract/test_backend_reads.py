@@ -103,6 +103,21 @@ def test_the_comparison_has_teeth(memory: str) -> None:
         pool.write(place, good)
 
 
+@pytest.mark.parametrize("memory", ["host", "tensor"])
+def test_a_pattern_is_told_from_one_that_was_touched(memory: str) -> None:
+    pool = teeth_pool(memory)
+    pool.fill("first")
+    pool.fill("second", 5)
+    assert [pool.get(block) == pattern("second", block, 150) for block in (0, 4, 5)] == [1, 1, 0]
+    assert pool.get(7) == pattern("first", 7, 150)
+    assert pool.holds("second", 5)
+    assert not pool.holds("second", 6)
+    start, _ = pool.extents(4)[1]
+    pool.write(start + 49, bytes([pool.read(start + 49, start + 50)[0] ^ 1]))
+    assert not pool.holds("second", 5)
+    assert pool.holds("second", 4)
+
+
 def teeth_pool(memory: str) -> Pool:
     if memory == "host":
         return Pool(8, [100, 50], gap=4)

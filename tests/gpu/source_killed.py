@@ -37,24 +37,27 @@ class Story:
         self._prompts = Prompts(500 if options.cpu else 128_000)
         self._length = CPU_PROMPT if options.cpu else PROMPT
         self._cpu = options.cpu
+        self._connector: dict[str, Any] = {"verify": "off"}
+        if options.backends:
+            self._connector["backends"] = options.backends
 
     def run(self) -> bool:
         """Whether all went as it must."""
         empty = self._used()
         self._bench.ledger()
-        self._ferry.serve(self._bench, self._model, self._sizes, verify="off")
+        self._ferry.serve(self._bench, self._model, self._sizes, **self._connector)
         self._bench.wait_up()
         first = self._pulled_by_d()
         taken = self._used() - empty
         self._bench.kill(self._ferry.p)
         freed_s = seconds_until(lambda: self._used() - empty <= FREED_SHARE * taken, FREED_LIMIT_S)
         self._record.put("source_had_bytes", taken)
+        self._record.put("still_in_use_bytes", self._used() - empty)
         self._record.put("freed_after_kill_s", freed_s)
         alone = stream(self._ferry.d, self._prompts.fresh(self._length), ANSWER, None)
         self._record.put("reader_serves_alone", len(alone.tokens) == ANSWER)
-        self._bench.serve(
-            self._model, 0, self._ferry.p, self._bench.kvferry("p0", verify="off"), *self._sizes
-        )
+        successor = self._bench.kvferry("p0", **self._connector)
+        self._bench.serve(self._model, 0, self._ferry.p, successor, *self._sizes)
         self._record.put("successor_up_s", round(self._bench.wait_up(), 1))
         second = self._pulled_by_d()
         self._record.put("tokens_pulled_before_and_after", [first, second])
@@ -80,6 +83,9 @@ def parse(argv: list[str] | None = None) -> Any:
     parser.add_argument("--out", type=Path, required=True, help="folder of source_killed.json")
     parser.add_argument("--model", default="", help="folder; by default a Llama-1B shape is made")
     parser.add_argument("--pool", default="80G", help="KV cache of each, over half of a GPU")
+    parser.add_argument(
+        "--backends", nargs="*", help="data planes of both; by default kvferry's own"
+    )
     parser.add_argument("--cpu", action="store_true", help="rehearse with vLLM's CPU build")
     return parser.parse_args(argv)
 
