@@ -7,7 +7,7 @@ from kvferry.core.events import Evicted, Inventory, Retained
 from kvferry.core.evolve_transfers import fail_unlisted, open_listed
 from kvferry.core.state import INVENTORY_PARTS_MAX, NodeState, OfferState, SpaceState
 from kvferry.core.totals import bump
-from kvferry.ids import SHORT_BYTES, sample_stride, unpack_short
+from kvferry.ids import SHORT_BYTES, sample_stride
 
 
 def retained(
@@ -49,7 +49,7 @@ def evicted(
     if event.keep < known.count:
         known.count = event.keep
         known.tail = b""
-        known.hashes = known.hashes[: _listed(node, known.base, known.count)]
+        known.hashes = known.hashes[: _listed_bytes(node, known.base, known.count)]
     return (event.offer,)
 
 
@@ -98,8 +98,7 @@ def _put(space: SpaceState, node: NodeState, event: Retained, stored_ms: int) ->
     if event.count <= 0 or not event.offer:
         bump(space.totals.strays, "retained")
         return ()
-    listed = _listed(node, event.base, event.count)
-    blob = event.hashes[: listed * SHORT_BYTES]
+    blob = event.hashes[: _listed_bytes(node, event.base, event.count)]
     if len(blob) % SHORT_BYTES:
         bump(space.totals.strays, "retained_hashes")
         blob = blob[: len(blob) // SHORT_BYTES * SHORT_BYTES]
@@ -111,7 +110,7 @@ def _put(space: SpaceState, node: NodeState, event: Retained, stored_ms: int) ->
         tier=event.tier,
         count=event.count,
         tail=event.tail,
-        hashes=unpack_short(blob),
+        hashes=blob,
         base=event.base,
         ttl_ms=event.ttl_ms,
         stored_ms=stored_ms,
@@ -121,8 +120,8 @@ def _put(space: SpaceState, node: NodeState, event: Retained, stored_ms: int) ->
     return (event.offer,)
 
 
-def _listed(node: NodeState, base: int, count: int) -> int:
-    """How many sampled hashes from block ``base`` on lie within ``count`` blocks."""
+def _listed_bytes(node: NodeState, base: int, count: int) -> int:
+    """Bytes of the sampled hashes from block ``base`` on that lie within ``count`` blocks."""
     if node.block_size <= 0 or base < 0:
         return 0
-    return max(0, count - base) // sample_stride(node.block_size)
+    return max(0, count - base) // sample_stride(node.block_size) * SHORT_BYTES

@@ -20,6 +20,7 @@ from kvferry.core.state import (
     SpaceState,
     State,
 )
+from kvferry.ids import SHORT_BYTES
 
 
 def violations(state: State) -> list[str]:
@@ -45,7 +46,7 @@ def _offers(space: SpaceState) -> list[str]:
             found.append(f"offer {key} belongs to node {node.name}, which is {node.status}")
         if offer.count <= 0:
             found.append(f"offer {key} has {offer.count} blocks")
-        elif len(offer.hashes) > max(0, offer.count - offer.base):
+        elif len(offer.hashes) > max(0, offer.count - offer.base) * SHORT_BYTES:
             found.append(f"offer {key} lists hashes beyond its {offer.count} blocks")
     return found
 

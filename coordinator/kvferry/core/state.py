@@ -116,8 +116,8 @@ class OfferState(msgspec.Struct, kw_only=True, gc=False):
     count: int
     tail: bytes
     """Full hash of block ``count - 1``; empty when an eviction shortened the run."""
-    hashes: tuple[int, ...]
-    """Sampled short hashes from block ``base`` on that are still within ``count``."""
+    hashes: bytes
+    """Sampled short hashes, joined, from block ``base`` on that are still within ``count``."""
     base: int = 0
     ttl_ms: int = 0
     stored_ms: int = 0

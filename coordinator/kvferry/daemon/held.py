@@ -15,7 +15,7 @@ from kvferry.core.messages import Held, encode, held_subject
 from kvferry.core.state import State
 from kvferry.daemon.projector import Projector
 from kvferry.errors import LedgerError
-from kvferry.ids import pack_short
+from kvferry.ids import pack_short, unpack_short
 from kvferry.ports.log import BusPort
 
 log = logging.getLogger("kvferry.daemon")
@@ -141,7 +141,7 @@ class HeldTeller:
                 offer = known.get(offer_id)
                 if offer is None:
                     space.ended = True
-                elif space.add(offer.hashes):
+                elif space.add(unpack_short(offer.hashes)):
                     self._news.set()
 
     async def _tell_one(self, name: str, space: _Space, term: int) -> None:
@@ -170,9 +170,10 @@ class HeldTeller:
         fresh = space.coming = HeldFilter.for_count(held)
         added = 0
         for offer in list(state.offers.values()):
-            for one in offer.hashes:
+            hashes = unpack_short(offer.hashes)
+            for one in hashes:
                 fresh.add(one)
-            added += len(offer.hashes)
+            added += len(hashes)
             if added >= SLICE:
                 added = 0
                 await asyncio.sleep(0)

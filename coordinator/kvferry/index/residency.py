@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from kvferry.ids import unpack_short
 from kvferry.index.holdings import Holdings
 
 
@@ -20,8 +21,8 @@ class Offered(Protocol):
         ...
 
     @property
-    def hashes(self) -> tuple[int, ...]:
-        """Sampled short hashes of the blocks from ``base`` on."""
+    def hashes(self) -> bytes:
+        """Sampled short hashes, joined, of the blocks from ``base`` on."""
         ...
 
 
@@ -125,7 +126,7 @@ def _listed(offer: Offered, stride: int) -> _Listed:
     whole = offer.base == 0
     if not whole and offer.base % stride:
         return _Listed((), whole)
-    return _Listed(offer.hashes, whole)
+    return _Listed(unpack_short(offer.hashes), whole)
 
 
 def _replace(holdings: Holdings, old: _Listed, new: _Listed) -> None:

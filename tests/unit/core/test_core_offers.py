@@ -6,6 +6,7 @@ import pytest
 from tests.unit.core.support import retained, started
 
 from kvferry.core.events import Evicted, Inventory
+from kvferry.ids import pack_short
 
 
 def evicted(offer: str, rev: int, keep: int, reason: str = "reuse", count: int = 0) -> Evicted:
@@ -18,7 +19,12 @@ def test_a_higher_rev_replaces_and_a_known_one_is_ignored() -> None:
     node.write(retained("o", rev=2, count=32, tier="hbm", ttl_ms=5_000, session="s"))
     node.write(retained("o", rev=1, count=8))
     offer = ledger.space.offers["o"]
-    assert (offer.rev, offer.count, offer.tier, offer.hashes) == (2, 32, "hbm", (1, 2, 3, 4))
+    assert (offer.rev, offer.count, offer.tier, offer.hashes) == (
+        2,
+        32,
+        "hbm",
+        pack_short((1, 2, 3, 4)),
+    )
     assert (offer.node, offer.incarnation, offer.ttl_ms) == ("d0", "d0-a", 5_000)
     assert ledger.space.totals.repeated == {"retained": 1}
 
@@ -28,7 +34,7 @@ def test_an_eviction_shortens_count_and_hashes() -> None:
     node.write(retained("o", count=32))
     (applied,) = node.write(evicted("o", rev=2, keep=17, count=15))
     offer = ledger.space.offers["o"]
-    assert (offer.count, offer.hashes, offer.tail) == (17, (1, 2), b"")
+    assert (offer.count, offer.hashes, offer.tail) == (17, pack_short((1, 2)), b"")
     assert applied.offers == ("o",)
     node.write(evicted("o", rev=3, keep=40))  # cannot grow
     assert ledger.space.offers["o"].count == 17
@@ -63,19 +69,19 @@ def test_the_engines_own_evictions_only_count() -> None:
 def test_hashes_beyond_the_run_or_torn_are_cut() -> None:
     ledger, (node,) = started("d0")
     node.write(retained("long", count=9, hashes=b"\0" * 80), retained("torn", hashes=b"\0" * 11))
-    assert ledger.space.offers["long"].hashes == (0,)
-    assert ledger.space.offers["torn"].hashes == (0,)
+    assert ledger.space.offers["long"].hashes == bytes(8)
+    assert ledger.space.offers["torn"].hashes == bytes(8)
     assert ledger.space.totals.strays == {"retained_hashes": 1}
 
 
 def test_a_base_shifts_what_the_hashes_list() -> None:
     ledger, (node,) = started("d0")
     node.write(retained("o", count=32, base=16, hashes=b"\0" * 32))
-    assert ledger.space.offers["o"].hashes == (0, 0)
+    assert ledger.space.offers["o"].hashes == bytes(16)
     node.write(evicted("o", rev=2, keep=24))
-    assert ledger.space.offers["o"].hashes == (0,)
+    assert ledger.space.offers["o"].hashes == bytes(8)
     node.write(evicted("o", rev=3, keep=4))
-    assert ledger.space.offers["o"].hashes == ()
+    assert ledger.space.offers["o"].hashes == b""
 
 
 @pytest.mark.parametrize("count", [0, -3])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvferry.ids import pack_short
 from kvferry.index.holdings import Holdings
 from kvferry.index.residency import Residency
 
@@ -17,8 +18,12 @@ STRIDE = 4
 @dataclass
 class Offer:
     node: str
-    hashes: tuple[int, ...]
+    samples: tuple[int, ...]
     base: int = 0
+
+    @property
+    def hashes(self) -> bytes:
+        return pack_short(self.samples)
 
 
 def forked_chains(rng: random.Random, count: int) -> list[tuple[int, ...]]:
@@ -39,9 +44,12 @@ def model(offers: dict[str, Offer], chain: tuple[int, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in {offer.node for offer in offers.values()}:
         mine = [offer for offer in offers.values() if offer.node == node]
-        whole = {one for offer in mine if offer.base == 0 for one in offer.hashes}
+        whole = {one for offer in mine if offer.base == 0 for one in offer.samples}
         later = {
-            one for offer in mine if offer.base and offer.base % STRIDE == 0 for one in offer.hashes
+            one
+            for offer in mine
+            if offer.base and offer.base % STRIDE == 0
+            for one in offer.samples
         }
         reach = 0
         while reach < len(chain) and chain[reach] in whole:

@@ -19,7 +19,6 @@ from kvferry.core.events import (
     Transferred,
 )
 from kvferry.core.state import OPEN, SpaceState, State
-from kvferry.ids import unpack_short
 from kvferry.ledger.codec import MESSAGE_BYTES_MAX, encode
 from kvferry.node.agent.mirror import Mirror
 
@@ -52,8 +51,7 @@ def shape(space: SpaceState) -> tuple[object, object]:
 
 def mirror_shape(mirror: Mirror) -> tuple[object, object]:
     offers = {
-        o.offer: (o.rev, o.tier, o.count, o.tail, unpack_short(o.hashes), o.base)
-        for o in mirror.offers.values()
+        o.offer: (o.rev, o.tier, o.count, o.tail, o.hashes, o.base) for o in mirror.offers.values()
     }
     return offers, set(mirror.transfers)
 
