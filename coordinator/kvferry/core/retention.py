@@ -1,0 +1,289 @@
+"""What a node keeps, for how long, and why it lets go: the whole policy, without clock or memory.
+
+A finished chain stays in the engine's cache, which costs nothing, and is only remembered here.
+It is leased when it must not vanish: another engine is about to read it, a client asked for it, or
+the cache is about to reuse it although its session is likely to come back. Leases stay within a
+budget of distinct blocks, never take what running requests need, and end least value first.
+
+Whoever uses this carries out the actions in their order, on blocks or on paper: the connector on
+vLLM's pool, a trace study on simulated ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kvferry.core.retention_gaps import GapModel, prior
+from kvferry.core.retention_host import HostShelf
+from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
+from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
+
+LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
+CACHE, HBM = "cache", "hbm"
+HANDOVER, RETAIN, EXPECTED = "handover", "retain", "expected"
+"""What a lease is for; chains that are copied to the host are ``expected`` too."""
+EXPIRED, PRESSURE, SUPERSEDED, SESSION_END = "expired", "pressure", "superseded", "session_end"
+CACHED_MAX = 4_096
+"""Chains in the engine's cache that are remembered; the oldest are forgotten."""
+AHEAD_S = 1.0
+"""A chain is in danger when the cache will have reused it within so long, or within the
+watermark's blocks if that is more."""
+RENEW_SHARE = 1 / 3
+"""A lease is renewed once no more than this share of it is left."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One thing to do.
+
+    Attributes:
+        act: ``lease`` or ``renew`` for ``ttl_ms``, ``end`` the lease, or copy ``to_host``: then
+            whoever copies keeps the blocks meanwhile and calls :meth:`Retention.moved`.
+        chain: key of the chain.
+        reason: for a lease what it is for, for an end why.
+    """
+
+    act: str
+    chain: str
+    reason: str
+    ttl_ms: int = 0
+
+
+class Retention:
+    """The chains of one node.
+
+    Attributes:
+        gaps: when sessions come back; may be replaced at any time.
+        host: the chains in the host tier.
+    """
+
+    def __init__(self, rules: Rules | None = None, gaps: GapModel | None = None) -> None:
+        self.rules = rules if rules is not None else Rules()
+        self.gaps = gaps if gaps is not None else prior()
+        self.host = HostShelf(self.rules)
+        self._leases = LeaseSet()
+        self._cached: dict[str, Chain] = {}
+        """By key, in the order in which the engine's cache will reuse them."""
+        self._moving: dict[str, Chain] = {}
+        """Chains that are being copied to the host tier."""
+
+    @property
+    def leased_blocks(self) -> int:
+        """Distinct blocks under lease in the engine's memory."""
+        return self._leases.blocks
+
+    def leases(self) -> Iterable[Chain]:
+        """The chains under lease in the engine's memory."""
+        return self._leases.chains.values()
+
+    def find(self, key: str) -> Chain | None:
+        """The chain of this key, wherever it is."""
+        return self._leases.chains.get(key) or self._cached.get(key) or self.host.find(key)
+
+    # --- what happens on the node -----------------------------------------------------------
+
+    def offered(
+        self, now_s: float, chain: Chain, memory: Memory, pinned: Pinned = no_pins
+    ) -> list[Action]:
+        """A request ended and left ``chain``; its blocks are about to become free.
+
+        Chains that it covers are of the same session one turn ago: what was asked for them goes
+        on, and their leases end as superseded.
+        """
+        older = [found for key in chain.covers if (found := self.find(key)) is not None]
+        for old in older:
+            chain.turns = max(chain.turns, old.turns + 1)
+            chain.retain_until_s = max(chain.retain_until_s, old.retain_until_s)
+        self._to_cache(chain, memory)
+        why = self._why_at_once(now_s, chain, memory, goes_on=any(o.tier == HBM for o in older))
+        actions = self._lease(now_s, chain, memory, why, pinned, from_free=False) if why else []
+        for old in older:
+            unread = old.awaited and not old.copies
+            if old.tier == HBM and (chain.tier == HBM or not unread):
+                actions.append(self._end(old, SUPERSEDED, memory))
+            self._cached.pop(old.key, None)
+        return actions
+
+    def read(self, key: str) -> None:
+        """Another node has the chain now, after a transfer that ended ``intact``."""
+        chain = self.find(key)
+        if chain is not None:
+            chain.copies += 1
+            chain.awaited = False
+
+    def session_ended(self, session: str, memory: Memory) -> list[Action]:
+        """The client says that the session is over: nothing of it is worth keeping."""
+        if not session:
+            return []
+        over = [c for c in self.leases() if c.session == session]
+        actions = [self._end(chain, SESSION_END, memory) for chain in over]
+        for chain in [c for c in self._cached.values() if c.session == session]:
+            del self._cached[chain.key]
+        return actions + [Action(END, key, SESSION_END) for key in self.host.session_ended(session)]
+
+    def lost(self, key: str, memory: Memory) -> None:
+        """The engine no longer has the chain, or an action on it could not be carried out."""
+        self._cached.pop(key, None)
+        self._moving.pop(key, None)
+        memory.free += self._leases.remove(key)
+        self.host.drop(key)
+
+    def clear(self) -> list[str]:
+        """Forget everything; returns the keys of the leases that stood."""
+        stood = [*self._leases.chains, *self.host.clear()]
+        self._leases = LeaseSet()
+        self._cached.clear()
+        self._moving.clear()
+        return stood
+
+    # --- from time to time ------------------------------------------------------------------
+
+    def sweep(self, now_s: float, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
+        """Renew and end leases, and save what the cache is about to reuse.
+
+        Cheap where nothing is due. Meant to be called a few times a second and whenever
+        ``memory.spare`` is negative.
+        """
+        actions = self._renew_or_expire(now_s, memory, pinned)
+        actions += self.room(now_s, -memory.spare, memory, pinned)
+        for chain in self._in_danger(memory):
+            del self._cached[chain.key]
+            if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
+                actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
+            if chain.tier == CACHE and memory.host_budget > 0:
+                actions += self._to_host(now_s, chain, memory)
+        return actions
+
+    def room(
+        self, now_s: float, blocks: int, memory: Memory, pinned: Pinned = no_pins
+    ) -> list[Action]:
+        """End leases so that ``blocks`` distinct blocks become free, or as many as may."""
+        if blocks <= 0 or not self._leases.blocks:
+            return []
+        less, _ = self._leases.victims(now_s, blocks, memory, self.gaps, self.rules, pinned)
+        return [self._end(chain, PRESSURE, memory) for chain in less]
+
+    def end_all(self, reason: str, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
+        """End every lease in the engine's memory that is not pinned."""
+        held = pinned() if self._leases.blocks else frozenset()
+        over = [c for c in self.leases() if held.isdisjoint(c.blocks)]
+        return [self._end(chain, reason, memory) for chain in over]
+
+    def moved(self, now_s: float, key: str, *, whole: bool) -> list[Action]:
+        """The copy to the host tier ended, ``whole`` or not: a whole one is leased there."""
+        chain = self._moving.pop(key, None)
+        if chain is None or not whole:
+            return []
+        return [Action(END, old, SUPERSEDED) for old in self.host.put(now_s, chain)]
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _why_at_once(self, now_s: float, chain: Chain, memory: Memory, *, goes_on: bool) -> str:
+        """Why a chain is leased as soon as it exists; empty if the cache will do for now."""
+        if chain.awaited:
+            return HANDOVER
+        if chain.retain_until_s > now_s:
+            return RETAIN
+        reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules) if goes_on else 0.0
+        return EXPECTED if reuse >= self.rules.reuse_min else ""
+
+    def _lease(
+        self,
+        now_s: float,
+        chain: Chain,
+        memory: Memory,
+        why: str,
+        pinned: Pinned,
+        *,
+        from_free: bool,
+    ) -> list[Action]:
+        """Lease a chain if it fits, in place of others worth clearly less if it must be.
+
+        Args:
+            from_free: its blocks count as free now; otherwise a request still holds them.
+        """
+        fresh = self._leases.fresh(chain)
+        if memory.spare < (fresh if from_free else 0):
+            return []
+        if fresh > memory.budget or self._leases.full:
+            return []
+        over = self._leases.blocks + fresh - memory.budget
+        less: list[Chain] = []
+        if over > 0:
+            reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules)
+            below = value(chain, reuse, self.rules) / self.rules.displace_ratio
+            less, freed = self._leases.victims(
+                now_s, over, memory, self.gaps, self.rules, pinned, below
+            )
+            if freed < over:
+                return []
+        actions = [self._end(one, PRESSURE, memory) for one in less]
+        fresh = self._leases.fresh(chain)
+        ttl_ms = self._ttl_ms(now_s, chain)
+        chain.tier, chain.why, chain.until_s = HBM, why, now_s + ttl_ms / 1000
+        self._cached.pop(chain.key, None)
+        self._leases.add(chain)
+        if from_free:
+            memory.free -= fresh
+        actions.append(Action(LEASE, chain.key, why, ttl_ms))
+        return actions
+
+    def _renew_or_expire(self, now_s: float, memory: Memory, pinned: Pinned) -> list[Action]:
+        actions: list[Action] = []
+        soon_s = now_s + self.rules.lease_ms / 1000 * RENEW_SHARE
+        for chain in [c for c in self.leases() if c.until_s <= soon_s]:
+            over = chain.until_s <= now_s
+            if over:
+                chain.awaited = False  # Whoever was to read it has not come.
+            elif chain.awaited or chain.retain_until_s > now_s:
+                continue  # Its end is fixed.
+            if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
+                ttl_ms = self._ttl_ms(now_s, chain)
+                chain.until_s, chain.why = now_s + ttl_ms / 1000, EXPECTED
+                actions.append(Action(RENEW, chain.key, EXPECTED, ttl_ms))
+            elif over and pinned().isdisjoint(chain.blocks):
+                actions.append(self._end(chain, EXPIRED, memory))
+        return actions
+
+    def _in_danger(self, memory: Memory) -> list[Chain]:
+        """Chains that the engine's cache is about to reuse."""
+        soon = memory.handed_out + max(memory.watermark, memory.per_s * AHEAD_S)
+        found = []
+        for chain in self._cached.values():
+            if chain.mark > soon:
+                break
+            found.append(chain)
+        return found
+
+    def _to_host(self, now_s: float, chain: Chain, memory: Memory) -> list[Action]:
+        """Copy a chain to the host tier if it is worth its place there."""
+        coming = sum(len(one.blocks) for one in self._moving.values())
+        gone = self.host.room_for(now_s, chain, self.gaps, memory.host_budget - coming)
+        if gone is None or memory.spare < len(chain.blocks):
+            return []
+        for key in gone:
+            self.host.drop(key)
+        self._moving[chain.key] = chain
+        ended = [Action(END, key, PRESSURE) for key in gone]
+        return [*ended, Action(TO_HOST, chain.key, EXPECTED)]
+
+    def _end(self, chain: Chain, reason: str, memory: Memory) -> Action:
+        """End a lease; the chain is then the youngest in the engine's cache."""
+        memory.free += self._leases.remove(chain.key)
+        chain.why, chain.until_s = "", 0.0
+        self._to_cache(chain, memory)
+        return Action(END, chain.key, reason)
+
+    def _to_cache(self, chain: Chain, memory: Memory) -> None:
+        chain.tier, chain.mark = CACHE, memory.handed_out + memory.free
+        self._cached.pop(chain.key, None)
+        self._cached[chain.key] = chain
+        if len(self._cached) > CACHED_MAX:
+            del self._cached[next(iter(self._cached))]
+
+    def _ttl_ms(self, now_s: float, chain: Chain) -> int:
+        asked_ms = int((chain.retain_until_s - now_s) * 1000)
+        if asked_ms > 0 and not chain.awaited:
+            return min(asked_ms, self.rules.retain_max_ms)
+        return self.rules.lease_ms

@@ -1,0 +1,92 @@
+"""Which chains a host tier holds, and whether another one is worth its place there."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from kvferry.core.retention_gaps import NEVER_S, GapModel
+from kvferry.core.retention_value import Chain, Rules, expected_reuse, value
+
+LOOK_MAX = 64
+"""Chains that are weighed against one that comes: those that are there longest."""
+WINDOW_S = 600.0
+"""What is copied to the host tier is meant to be used within so long."""
+
+
+class HostShelf:
+    """The chains in the host tier, oldest first. Chains that share blocks count each time."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._chains: dict[str, Chain] = {}
+        self.blocks = 0
+        """Blocks that its chains have."""
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def find(self, key: str) -> Chain | None:
+        """The chain of this key."""
+        return self._chains.get(key)
+
+    def room_for(self, now_s: float, chain: Chain, gaps: GapModel, budget: int) -> list[str] | None:
+        """Which chains must leave so that ``chain`` has a place among ``budget`` blocks.
+
+        None if it is not worth that. The caller drops them.
+        """
+        reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
+        if reuse < self._rules.reuse_min or len(chain.blocks) > budget:
+            return None
+        need = self.blocks + len(chain.blocks) - budget
+        below = value(chain, reuse, self._rules) / self._rules.displace_ratio
+        oldest = list(islice(self._chains.values(), LOOK_MAX)) if need > 0 else []
+        gone: list[str] = []
+        for worth, one in sorted(
+            ((self._value(now_s, one, gaps), one) for one in oldest), key=lambda pair: pair[0]
+        ):
+            if need <= 0 or worth >= below:
+                break
+            gone.append(one.key)
+            need -= len(one.blocks)
+        return gone if need <= 0 else None
+
+    def put(self, now_s: float, chain: Chain) -> list[str]:
+        """A chain's copy is complete; returns keys of shorter ones that it makes superfluous."""
+        chain.tier, chain.until_s = "host", now_s + NEVER_S
+        self.drop(chain.key)
+        self._chains[chain.key] = chain
+        self.blocks += len(chain.blocks)
+        return [key for key in chain.covers if self.drop(key)]
+
+    def drop(self, key: str) -> bool:
+        """The chain is not there any more; False if it was not."""
+        chain = self._chains.pop(key, None)
+        if chain is None:
+            return False
+        self.blocks -= len(chain.blocks)
+        return True
+
+    def expired(self, now_s: float) -> list[str]:
+        """Drop and name the chains that have lain there for too long."""
+        over = [one.key for one in self._chains.values() if one.until_s <= now_s]
+        for key in over:
+            self.drop(key)
+        return over
+
+    def session_ended(self, session: str) -> list[str]:
+        """Drop and name the chains of a session."""
+        over = [one.key for one in self._chains.values() if one.session == session]
+        for key in over:
+            self.drop(key)
+        return over
+
+    def clear(self) -> list[str]:
+        """Drop and name everything."""
+        keys = list(self._chains)
+        self._chains.clear()
+        self.blocks = 0
+        return keys
+
+    def _value(self, now_s: float, chain: Chain, gaps: GapModel) -> float:
+        reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
+        return value(chain, reuse, self._rules)

@@ -1,0 +1,157 @@
+"""An afternoon of one node, told so that a person can judge what the policy does."""
+
+from __future__ import annotations
+
+from kvferry.core.retention import Action, Retention
+from kvferry.core.retention_value import Chain, Memory, Rules
+
+BLOCKS = 100
+"""The node's pool; 30 of them may be leased, 5 must stay free."""
+
+
+class Node:
+    """The smallest node there can be: it believes every action and keeps the score."""
+
+    def __init__(self, per_s: float, **rules: float) -> None:
+        self.retention = Retention(Rules(**rules))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.per_s = per_s
+        self.free = BLOCKS
+        self.host_budget = 0
+        self.next_block = 0
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(
+            free=self.free - self.retention.leased_blocks,
+            budget=30,
+            watermark=5,
+            handed_out=self.now * self.per_s,
+            per_s=self.per_s,
+            host_budget=self.host_budget,
+        )
+
+    def finishes(self, key: str, blocks: int, covers: str = "", **told: object) -> list[str]:
+        """A request ends and leaves a chain; one that covers another shares its blocks."""
+        old = self.retention.find(covers)
+        shared = old.blocks if old is not None else ()
+        own = range(self.next_block, self.next_block + blocks - len(shared))
+        self.next_block += len(own)
+        chain = Chain(
+            key=key,
+            blocks=(*shared, *own),
+            bytes=1000 * blocks,
+            saved_ms=10.0 * blocks,
+            session=str(told.pop("session", key)),
+            ended_s=self.now,
+            covers=(covers,) if covers else (),
+            **told,  # type: ignore[arg-type]
+        )
+        return said(self.retention.offered(self.now, chain, self.memory))
+
+    def until(self, now: float, pinned: frozenset[int] = frozenset()) -> list[str]:
+        """Time passes, in steps of half a second."""
+        heard: list[str] = []
+        while self.now < now:
+            self.now += 0.5
+            did = said(self.retention.sweep(self.now, self.memory, lambda: pinned))
+            heard += [f"{self.now:g}s {one}" for one in did]
+        return heard
+
+
+def said(actions: list[Action]) -> list[str]:
+    return [
+        f"{one.act} {one.chain} ({one.reason})" + (f" {one.ttl_ms / 1000:g}s" if one.ttl_ms else "")
+        for one in actions
+    ]
+
+
+def test_an_idle_node_leaves_everything_to_its_cache() -> None:
+    node = Node(per_s=0.0)
+    assert node.finishes("a", 20) == []
+    assert node.until(100) == []
+    assert node.retention.leased_blocks == 0
+
+
+def test_a_chain_is_leased_when_the_cache_is_about_to_lose_it() -> None:
+    node = Node(per_s=5.0)
+    assert node.finishes("a", 20) == [], "the cache keeps it for 20 s, that is long enough for now"
+    heard = node.until(25)
+    assert heard == ["19s lease a (expected) 30s"]
+    assert node.retention.leased_blocks == 20
+    # Renewed while its session may well come back, and given up in the end.
+    later = node.until(3_000)
+    assert later[0] == "39s renew a (expected) 30s"
+    assert later[-1].endswith("end a (expired)")
+    assert node.retention.leased_blocks == 0
+
+
+def test_blocks_for_another_engine_are_leased_until_they_are_read() -> None:
+    node = Node(per_s=5.0)
+    assert node.finishes("a", 20, awaited=True) == ["lease a (handover) 30s"]
+    node.retention.read("a")
+    # Another node has it too: it is worth a tenth now, and goes as soon as another one is better.
+    assert node.finishes("b", 20, awaited=True) == [
+        "end a (pressure)",
+        "lease b (handover) 30s",
+    ]
+
+
+def test_nobody_is_displaced_for_something_that_is_not_clearly_better() -> None:
+    node = Node(per_s=5.0)
+    node.finishes("a", 20, awaited=True)
+    assert node.finishes("b", 20, awaited=True) == []
+
+
+def test_a_longer_chain_takes_the_place_of_the_shorter_one() -> None:
+    node = Node(per_s=5.0)
+    node.finishes("turn1", 10, session="s", awaited=True)
+    node.retention.read("turn1")
+    assert node.finishes("turn2", 12, covers="turn1", session="s", awaited=True) == [
+        "lease turn2 (handover) 30s",
+        "end turn1 (superseded)",
+    ]
+    assert node.retention.leased_blocks == 12
+    assert next(iter(node.retention.leases())).turns == 2
+
+
+def test_what_a_client_asks_for_is_kept_and_ends_with_its_session() -> None:
+    node = Node(per_s=5.0)
+    assert node.finishes("a", 10, session="s", retain_until_s=120.0) == ["lease a (retain) 120s"]
+    assert node.until(60) == []
+    assert node.finishes("b", 12, covers="a", session="s") == [
+        "lease b (retain) 60s",
+        "end a (superseded)",
+    ]
+    assert said(node.retention.session_ended("other", node.memory)) == []
+    assert said(node.retention.session_ended("s", node.memory)) == ["end b (session_end)"]
+    assert node.until(300) == []
+
+
+def test_running_requests_come_first() -> None:
+    node = Node(per_s=5.0)
+    node.finishes("cheap", 10, awaited=True)
+    node.retention.read("cheap")
+    node.finishes("dear", 10, awaited=True)
+    node.free = 30  # The others run.
+    assert node.until(0.5) == []
+    node.free = 22  # Two blocks free beside the leases, where five must be.
+    assert node.until(1.0) == ["1s end cheap (pressure)"]
+    node.free = 10
+    dear = frozenset(node.retention.find("dear").blocks)  # type: ignore[union-attr]
+    assert node.until(1.5, pinned=dear) == [], "somebody reads it at this moment"
+    assert node.until(2.0) == ["2s end dear (pressure)"]
+    node.free = 4
+    assert node.finishes("late", 10, awaited=True) == [], "no room for anybody"
+
+
+def test_what_finds_no_lease_moves_to_the_host_where_there_is_one() -> None:
+    for host_budget, expected in ((0, []), (40, ["19s to_host b (expected)"])):
+        node = Node(per_s=5.0)
+        node.host_budget = host_budget
+        node.finishes("b", 20)
+        node.until(10)
+        node.finishes("a", 20, retain_until_s=60.0)
+        assert node.until(20) == expected, "the budget has no room for both"
+        assert said(node.retention.moved(20, "b", whole=True)) == []
+        assert node.retention.host.blocks == (20 if host_budget else 0)
