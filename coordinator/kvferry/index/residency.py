@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from kvferry.ids import unpack_short
-from kvferry.index.holdings import Holdings
+from kvferry.ids import SHORT_BYTES, pack_short
+from kvferry.index.answer import Held, Usable, joined, whole
+from kvferry.index.forest import Branch, Forest
 
 
 class Offered(Protocol):
@@ -14,6 +15,9 @@ class Offered(Protocol):
 
     @property
     def node(self) -> str: ...
+
+    @property
+    def tier(self) -> str: ...
 
     @property
     def base(self) -> int:
@@ -26,34 +30,35 @@ class Offered(Protocol):
         ...
 
 
-class _Listed:
-    """The part of an offer that is indexed."""
+class _End(NamedTuple):
+    """Where the index lists an offer."""
 
-    __slots__ = ("hashes", "whole")
-
-    def __init__(self, hashes: tuple[int, ...], whole: bool) -> None:
-        self.hashes = hashes
-        self.whole = whole
-
-
-class _NodeEntry:
-    __slots__ = ("holdings", "offers")
-
-    def __init__(self) -> None:
-        self.holdings = Holdings()
-        self.offers: dict[str, _Listed] = {}
+    branch: Branch | None
+    """None for an offer of which nothing can be listed."""
+    reach: int
+    holder: int
 
 
 class Residency:
-    """The offers of one space by node, for longest-prefix questions.
+    """The offers of one space by node and tier, for longest-prefix questions.
 
     A hint, never a promise: the source decides when it is pinned. Not thread-safe; the projector
     writes and the plan service reads on one event loop.
+
+    Offers that begin at block 0 hold everything up to a sample that they list. Those that begin
+    later promise nothing about the blocks before them, so they only ever extend what their node
+    holds otherwise, in whichever tier.
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _NodeEntry] = {}
-        self._node_of: dict[str, str] = {}
+        self._forest = Forest()
+        self._ends: dict[str, _End] = {}
+        self._holders: dict[tuple[str, str], int] = {}
+        """(node, tier) to a number for as long as it offers something."""
+        self._who: dict[int, tuple[str, str]] = {}
+        self._listed: dict[int, int] = {}
+        """Offers by holder."""
+        self._numbers = 0
 
     def put(self, offer_id: str, offer: Offered, stride: int) -> None:
         """List an offer, or what became of it.
@@ -63,82 +68,72 @@ class Residency:
             offer: what it lists now.
             stride: blocks between two sampled hashes on that node.
         """
-        if self._node_of.get(offer_id, offer.node) != offer.node:
-            self.drop(offer_id)
-        self._node_of[offer_id] = offer.node
-        entry = self._nodes.get(offer.node)
-        if entry is None:
-            entry = self._nodes[offer.node] = _NodeEntry()
-        new = _listed(offer, stride)
-        old = entry.offers.get(offer_id)
-        entry.offers[offer_id] = new
-        if old is None:
-            entry.holdings.add(new.hashes, whole=new.whole)
-        else:
-            _replace(entry.holdings, old, new)
+        holder = self._holder(offer.node, offer.tier)
+        start, between = divmod(offer.base, stride)
+        end = None
+        # Samples counted from between two of the grid are no sample of any chain that is asked for.
+        if offer.hashes and not between:
+            end = self._forest.add(offer.hashes, start * SHORT_BYTES, holder)
+        # Counted before the old one goes: its holder must not be forgotten in between.
+        self._listed[holder] = self._listed.get(holder, 0) + 1
+        self.drop(offer_id)
+        self._ends[offer_id] = _End(None, 0, holder) if end is None else _End(*end, holder)
 
     def drop(self, offer_id: str) -> None:
         """Forget one offer; an unknown one is ignored."""
-        node = self._node_of.pop(offer_id, None)
-        if node is None:
+        end = self._ends.pop(offer_id, None)
+        if end is None:
             return
-        entry = self._nodes[node]
-        old = entry.offers.pop(offer_id)
-        entry.holdings.remove(old.hashes, whole=old.whole)
-        if not entry.offers:
-            del self._nodes[node]
+        if end.branch is not None:
+            self._forest.remove(end.branch, end.reach, end.holder)
+        self._listed[end.holder] -= 1
+        if not self._listed[end.holder]:
+            del self._listed[end.holder]
+            del self._holders[self._who.pop(end.holder)]
 
-    def lookup(self, hashes: Sequence[int], exclude: str = "") -> list[tuple[str, int]]:
+    def holders(self, chain: bytes, *, usable: Usable | None = None, limit: int = 0) -> list[Held]:
         """The nodes that hold a prefix of a chain, longest first, then by name.
 
         Args:
-            hashes: sampled short hashes of the chain from its first block on.
-            exclude: a node that is never an answer: the one that asks.
+            chain: sampled short hashes, joined, of the chain from its first block on.
+            usable: asked once for each node that holds something; without it all are.
+            limit: stop looking for shorter prefixes once so many nodes are found; 0 for never.
 
         Returns:
-            (node, samples matched); at least one sample each.
+            At least one sample each.
         """
-        if not hashes:
+        path = self._forest.path(chain, 0)
+        if not path:
             return []
-        found = [
-            (node, reach)
-            for node, entry in self._nodes.items()
-            if node != exclude and (reach := entry.holdings.reach(hashes))
+        later = [
+            further
+            for start in self._forest.starts
+            if 0 < start < len(chain) and (further := self._forest.path(chain, start))
         ]
-        found.sort(key=lambda item: (-item[1], item[0]))
-        return found
+        if later:
+            return joined(path, later, self._who, usable)
+        return whole(path, self._who, usable, limit)
+
+    def lookup(self, hashes: Sequence[int], exclude: str = "") -> list[tuple[str, int]]:
+        """:meth:`holders` of a chain of integers: (node, samples), without ``exclude``."""
+        found = self.holders(pack_short(hashes), usable=lambda node: node != exclude)
+        return [(held.node, held.samples) for held in found]
 
     def offers(self) -> Mapping[str, frozenset[str]]:
         """Ids of the listed offers by node."""
-        return {node: frozenset(entry.offers) for node, entry in self._nodes.items()}
+        found: dict[str, set[str]] = {}
+        for offer_id, end in self._ends.items():
+            found.setdefault(self._who[end.holder][0], set()).add(offer_id)
+        return {node: frozenset(ids) for node, ids in found.items()}
 
     def samples(self) -> int:
-        """Distinct sampled hashes, summed over the nodes."""
-        return sum(len(entry.holdings) for entry in self._nodes.values())
+        """Distinct sampled hashes that somebody holds."""
+        return self._forest.bytes // SHORT_BYTES
 
-
-def _listed(offer: Offered, stride: int) -> _Listed:
-    """What can be answered from an offer.
-
-    The first sample of an offer that begins between two samples also covers blocks which are not
-    part of it. Nothing then connects its samples to a prefix, so none is listed.
-    """
-    whole = offer.base == 0
-    if not whole and offer.base % stride:
-        return _Listed((), whole)
-    return _Listed(unpack_short(offer.hashes), whole)
-
-
-def _replace(holdings: Holdings, old: _Listed, new: _Listed) -> None:
-    """Change what one offer lists; growing and shrinking at the end touch only the difference."""
-    if old.whole == new.whole:
-        shared = min(len(old.hashes), len(new.hashes))
-        if old.hashes[:shared] == new.hashes[:shared]:
-            kept = new.hashes[:shared]
-            rest = set(old.hashes[shared:] + new.hashes[shared:])
-            if rest.isdisjoint(kept):
-                holdings.add(new.hashes[shared:], whole=new.whole)
-                holdings.remove(old.hashes[shared:], whole=old.whole)
-                return
-    holdings.add(new.hashes, whole=new.whole)
-    holdings.remove(old.hashes, whole=old.whole)
+    def _holder(self, node: str, tier: str) -> int:
+        holder = self._holders.get((node, tier))
+        if holder is None:
+            self._numbers += 1
+            holder = self._holders[node, tier] = self._numbers
+            self._who[holder] = (node, tier)
+        return holder

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.ids import pack_short
-from kvferry.index.holdings import Holdings
 from kvferry.index.residency import Residency
 
 STRIDE = 4
@@ -20,6 +19,7 @@ class Offer:
     node: str
     samples: tuple[int, ...]
     base: int = 0
+    tier: str = "cache"
 
     @property
     def hashes(self) -> bytes:
@@ -127,12 +127,3 @@ def test_an_offer_that_moves_to_another_node_leaves_the_first() -> None:
     residency.put("one", Offer("d0", chain), STRIDE)
     residency.put("one", Offer("d1", chain), STRIDE)
     assert residency.lookup(chain) == [("d1", 3)]
-
-
-def test_repeated_hashes_in_one_offer_are_counted_once() -> None:
-    holdings = Holdings()
-    holdings.add((7, 7, 8), whole=True)
-    holdings.remove((7, 7, 8), whole=True)
-    assert len(holdings) == 0
-    assert holdings.reach((7,)) == 0
-    assert holdings.reach(()) == 0
