@@ -78,8 +78,8 @@ class Retention:
         return self._leases.chains.values()
 
     def find(self, key: str) -> Chain | None:
-        """The chain of this key, wherever it is."""
-        return self._leases.chains.get(key) or self._cached.get(key) or self.host.find(key)
+        """The chain of this key in the engine's memory."""
+        return self._leases.chains.get(key) or self._cached.get(key)
 
     # --- what happens on the node -----------------------------------------------------------
 
@@ -89,8 +89,11 @@ class Retention:
         """A request ended and left ``chain``; its blocks are about to become free.
 
         Chains that it covers are of the same session one turn ago: what was asked for them goes
-        on, and their leases end as superseded.
+        on, and their leases end as superseded. A chain that is known already was used again.
         """
+        known = self._leases.chains.get(chain.key)
+        if known is not None:
+            return self._used_again(now_s, known, chain)
         older = [found for key in chain.covers if (found := self.find(key)) is not None]
         for old in older:
             chain.turns = max(chain.turns, old.turns + 1)
@@ -151,7 +154,8 @@ class Retention:
             del self._cached[chain.key]
             if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
                 actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
-            if chain.tier == CACHE and memory.host_budget > 0:
+            wanted = memory.host_budget > 0 and self.host.find(chain.key) is None
+            if chain.tier == CACHE and wanted:
                 actions += self._to_host(now_s, chain, memory)
         return actions
 
@@ -178,6 +182,17 @@ class Retention:
         return [Action(END, old, SUPERSEDED) for old in self.host.put(now_s, chain)]
 
     # --- inner ------------------------------------------------------------------------------
+
+    def _used_again(self, now_s: float, known: Chain, again: Chain) -> list[Action]:
+        known.ended_s, known.turns = again.ended_s, max(known.turns, again.turns)
+        known.retain_until_s = max(known.retain_until_s, again.retain_until_s)
+        if again.awaited:
+            known.awaited, known.copies = True, 0
+        ttl_ms = self._ttl_ms(now_s, known)
+        if now_s + ttl_ms / 1000 <= known.until_s:
+            return []
+        known.until_s = now_s + ttl_ms / 1000
+        return [Action(RENEW, known.key, known.why, ttl_ms)]
 
     def _why_at_once(self, now_s: float, chain: Chain, memory: Memory, *, goes_on: bool) -> str:
         """Why a chain is leased as soon as it exists; empty if the cache will do for now."""

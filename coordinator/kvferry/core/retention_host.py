@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
+
 from kvferry.core.retention_gaps import NEVER_S, GapModel
 from kvferry.core.retention_value import Chain, Rules, expected_reuse, value
 
@@ -52,9 +54,9 @@ class HostShelf:
 
     def put(self, now_s: float, chain: Chain) -> list[str]:
         """A chain's copy is complete; returns keys of shorter ones that it makes superfluous."""
-        chain.tier, chain.until_s = "host", now_s + NEVER_S
         self.drop(chain.key)
-        self._chains[chain.key] = chain
+        copy = msgspec.structs.replace(chain, tier="host", until_s=now_s + NEVER_S)
+        self._chains[chain.key] = copy
         self.blocks += len(chain.blocks)
         return [key for key in chain.covers if self.drop(key)]
 
