@@ -1,9 +1,8 @@
-"""What moving costs and what computing costs, learned from the ledger.
+"""What moving costs and what computing costs, learned from the ledger, and which is less.
 
-Both are modelled as ``floor + amount / rate``. The rate and the floor come from a regression of
-time on amount with exponential forgetting: small and large transfers together tell the fixed
-part from the part that grows. All arithmetic is on plain floats in the order of the stream, so
-that every fold gets the same figures.
+A link's time is ``floor + bytes / rate``. A prefill's is a fixed part, a part for each token, and
+a part for each token and token before it: attention makes long prompts dearer than their length.
+Both are learned per pair and backend and per node (:class:`kvferry.core.cost_fit.Fit`).
 """
 
 from __future__ import annotations
@@ -13,79 +12,93 @@ from collections.abc import Mapping
 
 import msgspec
 
-FORGET = 0.1
-"""Weight of a new observation once there are enough of them."""
-SLOPE_MIN_SHARE = 0.25
-"""The growing part is never taken to be less than this share of mean time per amount, so that
-noise cannot make large moves look free."""
-HYSTERESIS = 0.15
-AMOUNT_MAX, TIME_MIN, TIME_MAX = 1e18, 1e-6, 1e12
-"""Observations outside are broken and teach nothing."""
+from kvferry.core.cost_fit import Fit
+
+MODEL = 2
+"""Version of these predictions; stands in the events that carry one. 0: none was made; 1 knew
+neither the length of a context nor queues."""
+HYSTERESIS = 0.08
+LINK_KEEP, PREFILL_KEEP = 0.9, 0.97
+LINK_JUMP, PREFILL_JUMP = 1, 4
+"""Surprises after which a changed speed is believed. A link that turns slow is believed at once,
+for each transfer that disbelieves it is paid in full, and a small trial soon shows an error. A
+prefill is timed beside other requests, and a few slow ones in a row mean little."""
 PREFILL_TOKENS_MIN = 64
-"""Requests that computed fewer tokens say nothing about the prefill rate."""
+"""Requests that computed fewer tokens say nothing about prefill."""
+
+_MB, _KILO = 1e-6, 1e-3
 
 
-class Rate(msgspec.Struct, kw_only=True, gc=False):
-    """A learned rate: amount per unit of time, with a floor.
+class LinkCost(msgspec.Struct, kw_only=True, gc=False):
+    """What moving takes from one node to another over one backend."""
 
-    Links count bytes and milliseconds, prefill counts tokens and seconds.
-    """
+    fit: Fit = msgspec.field(default_factory=Fit)
 
-    n: int = 0
-    """Observations."""
-    mean: float = 0.0
-    """Amount per unit of time, averaged with forgetting."""
-    var: float = 0.0
-    """Variance of the observed rates around ``mean``."""
-    amount: float = 0.0
-    """Mean amount."""
-    time: float = 0.0
-    """Mean time."""
-    spread: float = 0.0
-    """Variance of the amount."""
-    common: float = 0.0
-    """Covariance of amount and time."""
+    @property
+    def n(self) -> int:
+        """Observations."""
+        return self.fit.n
 
-    def observe(self, amount: float, time: float) -> bool:
-        """Learn from one observation; False (and nothing learned) if it makes no sense."""
-        # Written so that NaN fails too.
-        if not (0 < amount <= AMOUNT_MAX and TIME_MIN <= time <= TIME_MAX):
+    def observe(self, size_bytes: float, time_ms: float) -> bool:
+        """Learn from one transfer; False if it makes no sense."""
+        if not size_bytes > 0:
             return False
-        seen = amount / time
-        # Early observations weigh 1/n, so that the first one does not dominate.
-        weight = max(FORGET, 1.0 / (self.n + 1))
-        off_amount, off_time, off_rate = amount - self.amount, time - self.time, seen - self.mean
-        self.amount += weight * off_amount
-        self.time += weight * off_time
-        self.mean += weight * off_rate
-        keep = 1.0 - weight
-        self.spread = keep * (self.spread + weight * off_amount * off_amount)
-        self.common = keep * (self.common + weight * off_amount * off_time)
-        self.var = keep * (self.var + weight * off_rate * off_rate)
-        self.n += 1
-        return True
+        parts = (1.0, size_bytes * _MB)
+        return self.fit.observe(parts, time_ms, keep=LINK_KEEP, jump_after=LINK_JUMP)
 
-    def slope(self) -> float:
-        """Time per amount of the part that grows with the amount."""
-        ratio = self.time / self.amount if self.amount > 0 else 0.0
-        # Amounts that hardly differ cannot tell the two parts apart.
-        if self.n < 3 or self.spread < (0.05 * self.amount) ** 2:
-            return ratio
-        return min(max(self.common / self.spread, SLOPE_MIN_SHARE * ratio), ratio)
+    def predict(self, size_bytes: float) -> float | None:
+        """Milliseconds for so many bytes; None while nothing was observed."""
+        return self.fit.predict((1.0, size_bytes * _MB))
 
-    def floor(self) -> float:
-        """Time that even the smallest amount takes."""
-        return max(0.0, self.time - self.slope() * self.amount)
+    def doubt(self, size_bytes: float) -> float:
+        """Relative standard error of :meth:`predict`; 0 while nothing was observed."""
+        return self.fit.doubt((1.0, size_bytes * _MB)) if self.n else 0.0
 
-    def predict(self, amount: float) -> float | None:
-        """Time for ``amount``; None while nothing was observed."""
-        if self.n == 0:
-            return None
-        return self.floor() + self.slope() * amount
+    def floor_ms(self) -> float:
+        """What even the smallest transfer takes."""
+        return self.fit.coefficients[0] if self.n else 0.0
 
-    def deviation(self) -> float:
-        """Standard deviation of the observed rates."""
-        return math.sqrt(max(0.0, self.var))
+    def bytes_per_ms(self) -> float:
+        """Rate of the part that grows; 0 while nothing was observed."""
+        slope = self.fit.coefficients[1] if self.n else 0.0
+        return 1.0 / (slope * _MB) if slope > 0 else 0.0
+
+
+class PrefillCost(msgspec.Struct, kw_only=True, gc=False):
+    """What computing prompt tokens takes on one node."""
+
+    fit: Fit = msgspec.field(default_factory=Fit)
+
+    @property
+    def n(self) -> int:
+        """Observations."""
+        return self.fit.n
+
+    def observe(self, tokens: int, before: int, time_ms: float) -> bool:
+        """Learn from a request that computed ``tokens`` after ``before`` that it had."""
+        if tokens < PREFILL_TOKENS_MIN or before < 0:
+            return False
+        parts = _prefill_parts(1.0, before, before + tokens)
+        return self.fit.observe(parts, time_ms, keep=PREFILL_KEEP, jump_after=PREFILL_JUMP)
+
+    def predict(self, tokens: int, before: int = 0) -> float | None:
+        """Milliseconds until the first token; None while nothing was observed."""
+        return self.fit.predict(_prefill_parts(1.0, before, before + tokens))
+
+    def saved_ms(self, start: int, end: int) -> float | None:
+        """What need not be computed of tokens ``start`` to ``end``: without the fixed part, which
+        is paid for the tail in any case. None while nothing was observed."""
+        return self.fit.predict(_prefill_parts(0.0, start, max(start, end)))
+
+    def tokens_per_s(self, tokens: int = 1_000) -> float:
+        """Speed of a prompt of so many tokens; 0 while nothing was observed."""
+        took = self.predict(tokens)
+        return 1_000.0 * tokens / took if took else 0.0
+
+
+def _prefill_parts(fixed: float, start: int, end: int) -> tuple[float, float, float]:
+    pairs = (end * end - start * start) / 2.0
+    return fixed, (end - start) * _KILO, pairs * _KILO * _KILO
 
 
 def rate_key(source: str, target: str, backend: str) -> str:
@@ -94,46 +107,58 @@ def rate_key(source: str, target: str, backend: str) -> str:
 
 
 def pair_key(source: str, target: str) -> str:
-    """The key of a pair in ``SpaceState.choices``."""
+    """The key of a pair in ``SpaceState.choices`` and ``SpaceState.trials``."""
     return f"{source}>{target}"
 
 
-def link_rate(
-    rates: Mapping[str, Rate], source: str, target: str, backends: tuple[str, ...]
-) -> Rate | None:
-    """The best observed rate of the pair over the backends that both have; ties by order."""
+def link_cost(
+    rates: Mapping[str, LinkCost],
+    source: str,
+    target: str,
+    backends: tuple[str, ...],
+    chosen: str = "",
+) -> LinkCost | None:
+    """What is known of the pair over the backend that it uses, else over the fastest that both
+    have; ties by order. None when nothing is known."""
+    in_use = rates.get(rate_key(source, target, chosen)) if chosen else None
+    if in_use is not None and in_use.n:
+        return in_use
     known = [rates.get(rate_key(source, target, name)) for name in backends]
-    return max((rate for rate in known if rate is not None and rate.n), key=_speed, default=None)
+    seen = (rate for rate in known if rate is not None and rate.n)
+    return max(seen, key=LinkCost.bytes_per_ms, default=None)
 
 
-def _speed(rate: Rate) -> float:
-    return rate.mean
-
-
-def predict_move_ms(rate: Rate | None, size_bytes: int, queue_ms: float = 0.0) -> float | None:
+def predict_move_ms(link: LinkCost | None, size_bytes: int, queue_ms: float = 0.0) -> float | None:
     """Milliseconds to move ``size_bytes`` over a link; None when the link is not known."""
-    took = rate.predict(size_bytes) if rate is not None else None
+    took = link.predict(size_bytes) if link is not None else None
     return None if took is None else took + queue_ms
 
 
-def predict_recompute_ms(rate: Rate | None, tokens: int) -> float | None:
-    """Milliseconds of prefill for ``tokens``; None when the node's rate is not known."""
-    if rate is None or rate.n == 0:
-        return None
-    # The fixed part of a prefill is paid for the tail in any case; only growth can be saved.
-    return rate.slope() * tokens * 1_000.0
+def predict_recompute_ms(prefill: PrefillCost | None, tokens: int, start: int = 0) -> float | None:
+    """Milliseconds to compute ``tokens`` tokens from ``start`` on; None when the node's prefill is
+    not known."""
+    return None if prefill is None else prefill.saved_ms(start, start + tokens)
 
 
 def worth_moving(
-    move_ms: float | None, recompute_ms: float | None, *, before: bool | None = None
+    move_ms: float | None,
+    recompute_ms: float | None,
+    *,
+    before: bool | None = None,
+    doubt: float = 0.0,
 ) -> bool:
     """Whether to move. An unknown side allows it: only a move can teach what a move costs.
 
-    ``before`` is the last decision for the same pair; it is kept until the other side is better
-    by the hysteresis, so that two near-equal costs do not make decisions flap.
+    Args:
+        move_ms: what moving is thought to take.
+        recompute_ms: what computing is thought to take.
+        before: the last decision for the same pair; it is kept until the other side is better by
+            the hysteresis, so that two near-equal costs do not make decisions flap.
+        doubt: relative standard error of the two; what is hardly known is tried.
     """
     if move_ms is None or recompute_ms is None:
         return True
+    least_ms = move_ms * math.exp(-doubt)
     if before is None:
-        return move_ms < recompute_ms
-    return move_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)
+        return least_ms < recompute_ms
+    return least_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)

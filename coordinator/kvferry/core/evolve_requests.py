@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvferry.core.applied import Applied
-from kvferry.core.cost import PREFILL_TOKENS_MIN
+from kvferry.core.cost import PrefillCost
 from kvferry.core.events import RequestEnded, TurnEnded
-from kvferry.core.evolve_transfers import learn
-from kvferry.core.state import NodeState, SpaceState
+from kvferry.core.state import RATES_MAX, NodeState, SpaceState
 from kvferry.core.totals import add
 
 
@@ -24,9 +23,24 @@ def request_ended(
     came = event.local_tokens + event.pulled_tokens + event.computed_tokens
     if came != event.prompt_tokens:
         totals.unbalanced = add(totals.unbalanced, 1)
-    if event.computed_tokens >= PREFILL_TOKENS_MIN:
-        seconds = (event.ttft_ms - event.pull_ms) / 1_000.0
-        learn(space.prefill, node.name, event.computed_tokens, seconds)
+    # Older nodes do not say when computing began; what they waited for before counts as computing.
+    took_ms = event.prefill_ms or event.ttft_ms - event.pull_ms
+    before = event.local_tokens + event.pulled_tokens
+    learn_prefill(space.prefill, node.name, event.computed_tokens, before, took_ms)
+
+
+def learn_prefill(
+    prefill: dict[str, PrefillCost], node: str, tokens: int, before: int, time_ms: float
+) -> None:
+    """Observe that ``node`` computed ``tokens`` tokens after ``before``; the oldest node gives way
+    above the bound."""
+    known = prefill.get(node)
+    fresh = PrefillCost() if known is None else known
+    if not fresh.observe(tokens, before, time_ms) or known is not None:
+        return
+    if len(prefill) >= RATES_MAX:
+        del prefill[next(iter(prefill))]
+    prefill[node] = fresh
 
 
 def turn_ended(space: SpaceState, node: NodeState, applied: Applied, event: TurnEnded) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from kvferry.core.applied import Applied
-from kvferry.core.cost import Rate, pair_key, rate_key
+from kvferry.core.cost import LinkCost, pair_key, rate_key
 from kvferry.core.events import (
     LinkProbed,
     OpenTransfer,
@@ -27,9 +27,12 @@ from kvferry.core.state import (
     TransferState,
 )
 from kvferry.core.totals import add, bump
+from kvferry.core.trials import passed_over, taken
 
 LOST = "lost"
 NODE_LEFT = "node_left"
+TOO_DEAR = "too_dear"
+HANDOVER = "handover"
 PROBE_MS = 10.0
 """A probed rate counts as one transfer of this length."""
 
@@ -39,10 +42,14 @@ def requested(space: SpaceState, node: NodeState, applied: Applied, event: Reque
     if not event.transfer:
         if event.miss:
             bump(space.totals.misses, event.miss.partition("@")[0])
+        if event.miss == TOO_DEAR and event.source:
+            passed_over(space.trials, pair_key(event.source, node.name), event.recompute_ms)
         return
     if event.transfer in space.transfers:
         bump(space.totals.repeated, "requested")
         return
+    pair = pair_key(event.source, node.name)
+    taken(space.trials, pair, event.predicted_ms, event.recompute_ms)
     _open(
         space,
         TransferState(
@@ -58,6 +65,9 @@ def requested(space: SpaceState, node: NodeState, applied: Applied, event: Reque
             granted=event.granted,
             predicted_ms=event.predicted_ms,
             recompute_ms=event.recompute_ms,
+            queue_ms=event.queue_ms,
+            upto=event.upto,
+            local_tokens=event.local_tokens,
             requested_ms=applied.position.stored_ms,
         ),
     )
@@ -71,13 +81,16 @@ def transferred(space: SpaceState, node: NodeState, applied: Applied, event: Tra
     transfer.backend = event.backend or transfer.backend
     transfer.bytes, transfer.tokens, transfer.count = event.bytes, event.tokens, event.count
     transfer.total_ms, transfer.read_ms = event.total_ms, event.read_ms
+    transfer.moved_ms = event.pin_ms + event.read_ms + event.settle_ms
     totals = space.totals
     if transfer.granted and event.start + event.count > transfer.granted:
         bump(totals.strays, "transferred_beyond_granted")
     totals.bytes_moved = add(totals.bytes_moved, event.bytes)
     _end(space, transfer, DONE, "", applied.position.stored_ms)
+    if transfer.basis == HANDOVER:
+        return  # It waited for the source to compute, which says nothing about the link.
     key = rate_key(event.source, node.name, event.backend)
-    learn(space.rates, key, event.bytes, event.read_ms)
+    learn_link(space.rates, key, event.bytes, _alone_ms(transfer))
 
 
 def transfer_failed(
@@ -127,7 +140,7 @@ def link_probed(space: SpaceState, node: NodeState, applied: Applied, event: Lin
     if known is not None and known.n:
         return
     bytes_per_ms = event.gb_per_s * 1e6
-    learn(space.rates, key, bytes_per_ms * PROBE_MS, PROBE_MS + max(0.0, event.floor_ms))
+    learn_link(space.rates, key, bytes_per_ms * PROBE_MS, PROBE_MS + max(0.0, event.floor_ms))
 
 
 def fail_open(space: SpaceState, target: str, stored_ms: int) -> None:
@@ -202,11 +215,19 @@ def _end(space: SpaceState, transfer: TransferState, phase: str, reason: str, at
         del space.transfers[space.ended.pop(0)]
 
 
-def learn(rates: dict[str, Rate], key: str, amount: float, time: float) -> None:
-    """Observe under ``key``; the oldest key gives way above the bound."""
+def _alone_ms(transfer: TransferState) -> float:
+    """What the transfer would have taken had the link been its own, as far as its plan knew."""
+    predicted, queue = transfer.predicted_ms, transfer.queue_ms
+    if not 0.0 < queue < predicted:
+        return transfer.moved_ms
+    return transfer.moved_ms * (predicted - queue) / predicted
+
+
+def learn_link(rates: dict[str, LinkCost], key: str, size_bytes: float, time_ms: float) -> None:
+    """Observe a move under ``key``; the oldest key gives way above the bound."""
     rate = rates.get(key)
-    fresh = Rate() if rate is None else rate
-    if not fresh.observe(amount, time) or rate is not None:
+    fresh = LinkCost() if rate is None else rate
+    if not fresh.observe(size_bytes, time_ms) or rate is not None:
         return
     if len(rates) >= RATES_MAX:
         del rates[next(iter(rates))]

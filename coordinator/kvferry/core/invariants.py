@@ -20,6 +20,7 @@ from kvferry.core.state import (
     SpaceState,
     State,
 )
+from kvferry.core.trials import TRIALS_MAX
 from kvferry.ids import SHORT_BYTES
 
 
@@ -119,6 +120,7 @@ def _bounds(space: SpaceState) -> list[str]:
         "early lanes": (len(space.early), EARLY_LANES_MAX),
         "nodes": (sum(n.status not in (JOINED, FENCED) for n in space.nodes.values()), NODES_MAX),
         "rates": (len(space.rates), RATES_MAX),
+        "trials": (len(space.trials), TRIALS_MAX),
         "choices of a backend": (len(space.choices), RATES_MAX),
         "prefill rates": (len(space.prefill), RATES_MAX),
     }

@@ -7,7 +7,11 @@ import msgspec
 # Bus subjects. None of them is stored by a stream: the streams take ``kvf.*.*.facts``,
 # ``kvf.*.*.blocks`` and ``kvf.*.coord`` only.
 ANNOUNCE_SUBJECT = "kvfbus.coordinator"
-"""Coordinators announce themselves here once a second."""
+"""Coordinators announce themselves to nodes here once a second."""
+
+REPLICAS_SUBJECT = "kvfbus.replicas"
+"""Coordinators announce themselves to each other here several times a second. Nodes do not listen:
+each message interrupts an engine's Python for a moment."""
 
 
 def plan_subject(replica: str) -> str:
@@ -118,6 +122,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """At least so many blocks from the prompt's first; the pin gives the exact end."""
     tier: str = "cache"
     predicted_ms: float = 0.0
+    """To move these blocks, ``queue_ms`` included; 0 while it is not known."""
+    recompute_ms: float = 0.0
+    """To compute their tokens; 0 while it is not known."""
+    queue_ms: float = 0.0
+    """Part of ``predicted_ms``: because of what the two nodes move already."""
+    doubt: float = 0.0
+    """Relative standard error of ``predicted_ms``."""
+    limit: int = 0
+    """A trial of a link that is thought too dear: no more than the first so many blocks are to be
+    pulled. 0: all that the source grants."""
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +141,11 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...] = ()
     observed: tuple[Candidate, ...] = ()
     """In observe mode: what would have been candidates. Nobody pulls from these."""
+    dear: tuple[Candidate, ...] = ()
+    """With the miss ``too_dear``: the best of those that were, with its numbers."""
     recompute_ms: float = 0.0
+    prefill_ms: float = 0.0
+    """To compute the whole prompt; 0 while it is not known."""
     miss: str = ""
     mode: str = "on"
     position: int = 0

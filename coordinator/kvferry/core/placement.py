@@ -1,14 +1,27 @@
-"""Which source is best for a prefix, and whether any is worth it."""
+"""Which source is best for a prefix, whether any is worth it, and what is worth a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Sequence
 
 import msgspec
 
-from kvferry.core.cost import Rate, predict_move_ms, predict_recompute_ms, worth_moving
+from kvferry.core.cost import (
+    LinkCost,
+    PrefillCost,
+    predict_move_ms,
+    predict_recompute_ms,
+    worth_moving,
+)
 
 _TIER_ORDER = {"hbm": 0, "cache": 1, "host": 2}
+TIE_SHARE = 0.05
+"""Gains that differ by less than this share of what is computed otherwise are taken as equal: the
+predictions are no better than that, and equals share the load."""
+TRIAL_PARTS = 16
+"""A trial moves at least this part of the prefix."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,10 +31,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     block_bytes: int
     tier: str = "cache"
-    link: Rate | None = None
+    link: LinkCost | None = None
     """What is known of the way from it to the target."""
     queue_ms: float = 0.0
-    """Wait before it could begin."""
+    """How much longer it takes because of what the two ends move already."""
+    moving: bool | None = None
+    """The last choice for this pair; None when it was never found too dear."""
+    credit_ms: float = 0.0
+    """What a trial of this pair may cost beyond computing."""
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +46,14 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Source
     move_ms: float | None
+    """To move its blocks, waiting included."""
     recompute_ms: float | None
     """To compute the tokens that this source would bring."""
     worth: bool
+    doubt: float = 0.0
+    """Relative standard error of ``move_ms``."""
+    limit: int = 0
+    """A trial: no more than the first so many blocks; 0 for all."""
 
     @property
     def gain_ms(self) -> float | None:
@@ -42,38 +64,65 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank(
-    sources: Sequence[Source],
-    *,
-    block_size: int,
-    prefill: Rate | None,
-    before: Mapping[str, bool] | None = None,
+    sources: Sequence[Source], *, block_size: int, prefill: PrefillCost | None, target: str = ""
 ) -> list[Ranked]:
     """Sources worth moving from first, best first; then the others, least dear first.
 
-    The best one saves most time. A link that has carried nothing yet is taken to cost nothing:
-    it is tried once, and then it is known. Ties go to more blocks, the better tier, the name.
+    The best one saves most time. A link that has carried nothing yet is taken to cost nothing but
+    the wait: it is tried once, and then it is known. Ties go to more blocks, the better tier, the
+    shorter wait; where these are equal too, each target has an order of its own.
 
     Args:
         sources: who offers how much.
         block_size: tokens in a block.
-        prefill: the target's prefill rate (tokens per second).
-        before: last decision by source node, for hysteresis.
+        prefill: the target's cost of computing.
+        target: who asks.
     """
-    last = before or {}
-    ranked = []
-    for source in sources:
-        move = predict_move_ms(source.link, source.blocks * source.block_bytes, source.queue_ms)
-        recompute = predict_recompute_ms(prefill, source.blocks * block_size)
-        worth = worth_moving(move, recompute, before=last.get(source.node))
-        ranked.append(Ranked(source=source, move_ms=move, recompute_ms=recompute, worth=worth))
-    ranked.sort(key=_order)
+    ranked = [_rate(source, block_size, prefill) for source in sources]
+    ranked.sort(key=lambda one: _order(one, target))
     return ranked
 
 
-def _order(ranked: Ranked) -> tuple[bool, float, int, float, int, str]:
+def trial(ranked: Sequence[Ranked], *, block_size: int, prefill: PrefillCost) -> Ranked | None:
+    """The part of a prefix that is worth moving although all are too dear: it tells how fast the
+    link is now, and what was put aside pays for it. None when nothing is."""
+    for one in ranked:
+        source, link = one.source, one.source.link
+        if link is None or source.credit_ms <= 0.0 or source.queue_ms > 0.0:
+            continue
+        blocks = _telling_blocks(source, link)
+        move = predict_move_ms(link, blocks * source.block_bytes)
+        recompute = predict_recompute_ms(prefill, blocks * block_size)
+        if move is None or recompute is None or move - recompute > source.credit_ms:
+            continue
+        return msgspec.structs.replace(one, move_ms=move, recompute_ms=recompute, limit=blocks)
+    return None
+
+
+def _telling_blocks(source: Source, link: LinkCost) -> int:
+    """Blocks whose bytes take about as long as the link's floor, so that both are heard."""
+    even = math.ceil(min(link.floor_ms() * link.bytes_per_ms(), 1e15) / max(1, source.block_bytes))
+    return min(source.blocks, max(even, source.blocks // TRIAL_PARTS, 1))
+
+
+def _rate(source: Source, block_size: int, prefill: PrefillCost | None) -> Ranked:
+    size = source.blocks * source.block_bytes
+    move = predict_move_ms(source.link, size, source.queue_ms)
+    recompute = predict_recompute_ms(prefill, source.blocks * block_size)
+    doubt = source.link.doubt(size) if source.link is not None else 0.0
+    worth = worth_moving(move, recompute, before=source.moving, doubt=doubt)
+    return Ranked(source=source, move_ms=move, recompute_ms=recompute, worth=worth, doubt=doubt)
+
+
+def _order(ranked: Ranked, target: str) -> tuple[bool, float, int, int, float, bytes, str]:
     source = ranked.source
-    saved = (ranked.recompute_ms or 0.0) - (ranked.move_ms or 0.0)
+    cost = source.queue_ms if ranked.move_ms is None else ranked.move_ms
+    gain = 0.0
     # Without a prefill rate a longer prefix saves more, whatever a faster link could save.
-    gain = saved if ranked.recompute_ms is not None else 0.0
+    if ranked.recompute_ms:
+        gain = round((ranked.recompute_ms - cost) / (TIE_SHARE * ranked.recompute_ms))
+        gain *= ranked.recompute_ms
     tier = _TIER_ORDER.get(source.tier, len(_TIER_ORDER))
-    return (not ranked.worth, -gain, -source.blocks, ranked.move_ms or 0.0, tier, source.node)
+    own = hashlib.blake2b(f"{target}>{source.node}".encode(), digest_size=8).digest()
+    wait = source.queue_ms if ranked.recompute_ms else cost
+    return (not ranked.worth, -gain, -source.blocks, tier, wait, own, source.node)

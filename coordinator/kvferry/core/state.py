@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry.core.cost import Rate
+from kvferry.core.cost import LinkCost, PrefillCost
 from kvferry.core.events import FACTS, Inventory
 from kvferry.core.totals import Totals
+from kvferry.core.trials import Trial
 
 HELD_BATCHES_MAX = 256
 """One producer window: how many batches may wait for a missing one before the node is fenced."""
@@ -24,6 +25,9 @@ NODES_MAX = 1_024
 """Nodes of a space; above it the nodes that are gone are forgotten, oldest first."""
 RATES_MAX = 4_096
 INVENTORY_PARTS_MAX = 4_096
+
+ShortHash = bytes
+"""A name for the type where a field of a struct is called ``bytes``."""
 
 JOINED, LEFT, CLOSED, FENCED = "joined", "left", "closed", "fenced"
 OPEN, DONE, FAILED = "open", "done", "failed"
@@ -140,6 +144,9 @@ class TransferState(msgspec.Struct, kw_only=True, gc=False):
     granted: int = 0
     predicted_ms: float = 0.0
     recompute_ms: float = 0.0
+    queue_ms: float = 0.0
+    upto: ShortHash = b""
+    local_tokens: int = 0
     phase: str = OPEN
     stage: str = ""
     reason: str = ""
@@ -149,6 +156,8 @@ class TransferState(msgspec.Struct, kw_only=True, gc=False):
     count: int = 0
     total_ms: float = 0.0
     read_ms: float = 0.0
+    moved_ms: float = 0.0
+    """What the prediction is about: pin, read and settle together."""
     requested_ms: int = 0
     ended_ms: int = 0
     pin: str = ""
@@ -175,12 +184,14 @@ class SpaceState(msgspec.Struct, kw_only=True):
     """How pins ended whose transfer is not known yet: sources and targets write independently."""
     early: dict[str, LaneState] = {}
     """Records that have not begun, by node, incarnation and epoch."""
-    rates: dict[str, Rate] = {}
-    """Bytes per ms by ``source>target/backend``."""
+    rates: dict[str, LinkCost] = {}
+    """What moving costs by ``source>target/backend``."""
+    trials: dict[str, Trial] = {}
+    """Pairs that were found too dear, by ``source>target``."""
     choices: dict[str, LinkChoice] = {}
     """The backend in use by ``source>target``."""
-    prefill: dict[str, Rate] = {}
-    """Tokens per second by node."""
+    prefill: dict[str, PrefillCost] = {}
+    """What computing costs by node."""
     mode: str = MODE_ON
     modes: dict[str, str] = {}
     """Nodes whose mode differs from the space's."""

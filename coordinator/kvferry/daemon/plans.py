@@ -9,23 +9,22 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvferry.core.cost import link_rate
+from kvferry.core.cost import PrefillCost, link_cost, pair_key
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest, encode
-from kvferry.core.placement import Ranked, Source, rank
+from kvferry.core.placement import Ranked, Source, rank, trial
 from kvferry.core.state import JOINED, MODE_OBSERVE, MODE_ON, MODE_PAUSED, NodeState, SpaceState
 from kvferry.daemon.projector import Projector
-from kvferry.ids import sample_stride, unpack_short
+from kvferry.ids import SHORT_BYTES, sample_stride
+from kvferry.index.answer import Held
 from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.daemon")
 
 CANDIDATES_MAX = 8
-PAIRS_MAX = 4_096
-"""(source, asker) pairs whose last decision is remembered for hysteresis."""
+SOURCES_MAX = 32
+"""Holders that are weighed, those with the longest prefix."""
 TIMINGS_MAX = 2_048
-PROBE_EVERY_S = 10.0
-"""A pair that is found too dear moves something all the same once in so long: a link that carries
-nothing teaches nothing, and would stay dear for ever after one bad minute."""
+TOO_DEAR = "too_dear"
 
 _REQUESTS = msgspec.msgpack.Decoder(PlanRequest)
 
@@ -47,8 +46,6 @@ class PlanService:
         self._projector = projector
         self._weigh = weigh
         self._clock = clock
-        self._before: dict[tuple[str, str, str], bool] = {}
-        self._dear_since: dict[tuple[str, str, str], float] = {}
         self._took_us: deque[float] = deque(maxlen=TIMINGS_MAX)
 
     async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
@@ -84,19 +81,28 @@ class PlanService:
         stride = sample_stride(asker.block_size) if asker.block_size > 0 else 0
         if (request.block_size, request.stride) != (asker.block_size, stride):
             return self._miss("space_mismatch", mode)
-        chain = unpack_short(request.hashes)
-        if not chain:
+        if len(request.hashes) % SHORT_BYTES:
+            raise ValueError(f"{len(request.hashes)} bytes are no whole number of short hashes")
+        if not request.hashes:
             return self._miss("too_short", mode)
-        held = self._projector.index.space(request.space).lookup(chain, request.node)
-        offers = [
-            (node, samples * stride)
-            for name, samples in held
-            if (node := space.nodes.get(name)) is not None
-            and _can_serve(node, asker)
-            and _may_serve(space.mode_of(name), mode)
-        ]
+        nodes = space.nodes
+
+        def usable(name: str) -> bool:
+            node = nodes.get(name)
+            return (
+                node is not None
+                and name != asker.name
+                and _can_serve(node, asker)
+                and _may_serve(space.mode_of(name), mode)
+            )
+
+        held = self._projector.index.space(request.space).holders(
+            request.hashes, usable=usable, limit=SOURCES_MAX
+        )
+        offers = [_source(space, asker, nodes[one.node], one, stride) for one in held]
         if not offers:
-            return self._miss("nothing_held", mode)
+            prefill_ms = _whole_ms(space.prefill.get(asker.name), request)
+            return self._miss("nothing_held", mode, prefill_ms)
         return self._choose(request, space, asker, offers, mode)
 
     def timings_us(self) -> dict[str, float]:
@@ -111,42 +117,16 @@ class PlanService:
         request: PlanRequest,
         space: SpaceState,
         asker: NodeState,
-        offers: list[tuple[NodeState, int]],
+        sources: list[Source],
         mode: str,
     ) -> PlanAnswer:
         """What is worth moving, the largest expected gain first."""
-        ranked = rank(
-            [
-                Source(
-                    node=node.name,
-                    blocks=blocks,
-                    block_bytes=node.block_bytes,
-                    link=link_rate(
-                        space.rates,
-                        node.name,
-                        asker.name,
-                        tuple(name for name in asker.backends if name in node.backends),
-                    ),
-                )
-                for node, blocks in offers
-            ],
-            block_size=asker.block_size,
-            prefill=space.prefill.get(asker.name),
-            before={
-                node.name: self._before[key]
-                for node, _ in offers
-                if (key := (request.space, node.name, asker.name)) in self._before
-            },
-        )
-        for one in ranked:
-            if one.gain_ms is not None:
-                self._remember((request.space, one.source.node, asker.name), one.worth)
-        longest_ms = max(one.recompute_ms or 0.0 for one in ranked)
+        prefill = space.prefill.get(asker.name)
+        ranked = rank(sources, block_size=asker.block_size, prefill=prefill, target=asker.name)
         worth = [one for one in ranked if one.worth] if self._weigh else ranked
-        if not worth and self._probe_is_due((request.space, ranked[0].source.node, asker.name)):
-            worth = ranked[:1]
-        if not worth:
-            return self._miss("too_dear", mode, longest_ms)
+        if not worth and prefill is not None:
+            tried = trial(ranked, block_size=asker.block_size, prefill=prefill)
+            worth = [tried] if tried is not None else []
         # Whoever asks before it heard that it only observes must not pull either.
         observing = mode == MODE_OBSERVE
         chosen = tuple(_candidate(space, one) for one in worth[:CANDIDATES_MAX])
@@ -154,32 +134,18 @@ class PlanService:
             replica=self._replica,
             candidates=() if observing else chosen,
             observed=chosen if observing else (),
-            recompute_ms=longest_ms,
-            miss=MODE_OBSERVE if observing else "",
+            dear=() if chosen else (_candidate(space, ranked[0]),),
+            recompute_ms=max(one.recompute_ms or 0.0 for one in ranked),
+            prefill_ms=_whole_ms(prefill, request),
+            miss=("" if chosen else TOO_DEAR) if not observing or not chosen else MODE_OBSERVE,
             mode=mode,
             position=self._projector.state.position,
         )
 
-    def _probe_is_due(self, pair: tuple[str, str, str]) -> bool:
-        now = self._clock()
-        since = self._dear_since.setdefault(pair, now)
-        if now - since < PROBE_EVERY_S:
-            if len(self._dear_since) > PAIRS_MAX:
-                del self._dear_since[next(iter(self._dear_since))]
-            return False
-        self._dear_since[pair] = now
-        return True
-
-    def _remember(self, pair: tuple[str, str, str], worth: bool) -> None:
-        self._before.pop(pair, None)
-        self._before[pair] = worth
-        if len(self._before) > PAIRS_MAX:
-            del self._before[next(iter(self._before))]
-
-    def _miss(self, word: str, mode: str = MODE_ON, recompute_ms: float = 0.0) -> PlanAnswer:
+    def _miss(self, word: str, mode: str = MODE_ON, prefill_ms: float = 0.0) -> PlanAnswer:
         return PlanAnswer(
             replica=self._replica,
-            recompute_ms=recompute_ms,
+            prefill_ms=prefill_ms,
             miss=word,
             mode=mode,
             position=self._projector.state.position,
@@ -196,13 +162,46 @@ def _may_serve(source_mode: str, asker_mode: str) -> bool:
     return source_mode == MODE_ON or source_mode == asker_mode == MODE_OBSERVE
 
 
+def _source(
+    space: SpaceState, asker: NodeState, node: NodeState, held: Held, stride: int
+) -> Source:
+    pair = pair_key(node.name, asker.name)
+    choice, past = space.choices.get(pair), space.trials.get(pair)
+    return Source(
+        node=node.name,
+        blocks=held.samples * stride,
+        block_bytes=node.block_bytes,
+        tier=held.tier,
+        link=link_cost(
+            space.rates,
+            node.name,
+            asker.name,
+            tuple(name for name in asker.backends if name in node.backends),
+            choice.backend if choice is not None else "",
+        ),
+        moving=past.moving if past is not None else None,
+        credit_ms=past.credit_ms if past is not None else 0.0,
+    )
+
+
+def _whole_ms(prefill: PrefillCost | None, request: PlanRequest) -> float:
+    """To compute the whole prompt; 0 while it is not known."""
+    took = prefill.predict(request.prompt_tokens) if prefill is not None else None
+    return took or 0.0
+
+
 def _candidate(space: SpaceState, ranked: Ranked) -> Candidate:
-    node = space.nodes[ranked.source.node]
+    source = ranked.source
+    node = space.nodes[source.node]
     return Candidate(
         node=node.name,
         address=node.address,
         incarnation=node.incarnation,
-        blocks=ranked.source.blocks,
-        tier=ranked.source.tier,
+        blocks=ranked.limit or source.blocks,
+        tier=source.tier,
         predicted_ms=ranked.move_ms or 0.0,
+        recompute_ms=ranked.recompute_ms or 0.0,
+        queue_ms=source.queue_ms,
+        doubt=ranked.doubt if ranked.move_ms is not None else 0.0,
+        limit=ranked.limit,
     )

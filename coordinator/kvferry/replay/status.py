@@ -88,8 +88,8 @@ def summarize_space(space: SpaceState) -> Document:
             {
                 "link": link,
                 "n": rate.n,
-                "gb_per_s": rate.mean / 1e6,
-                "floor_ms": rate.floor(),
+                "gb_per_s": rate.bytes_per_ms() / 1e6,
+                "floor_ms": rate.floor_ms(),
             }
             for link, rate in sorted(space.rates.items())
             if rate.n
@@ -99,7 +99,7 @@ def summarize_space(space: SpaceState) -> Document:
             for pair, choice in sorted(space.choices.items())
         ],
         "prefill_tokens_per_s": {
-            node: rate.mean for node, rate in sorted(space.prefill.items()) if rate.n
+            node: cost.tokens_per_s() for node, cost in sorted(space.prefill.items()) if cost.n
         },
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.core.support import requested, started
 
@@ -169,7 +170,8 @@ def test_rates_are_learned_from_transfers_and_requests() -> None:
     for number in range(5):
         p0.write(requested(f"t{number}"), done(f"t{number}", size=1_000_000, read_ms=2.0))
     link = ledger.space.rates["d0>p0/tcp"]
-    assert (link.n, link.mean, link.var) == (5, 500_000.0, 0.0)
+    assert link.n == 5
+    assert link.predict(2_000_000) == pytest.approx(4.0, rel=0.02)
     p0.write(
         RequestEnded(
             request="r", prompt_tokens=1_000, computed_tokens=1_000, ttft_ms=600.0, pull_ms=100.0
@@ -177,13 +179,63 @@ def test_rates_are_learned_from_transfers_and_requests() -> None:
         RequestEnded(request="short", prompt_tokens=63, computed_tokens=63, ttft_ms=600.0),
     )
     prefill = ledger.space.prefill["p0"]
-    assert (prefill.n, prefill.mean) == (1, 2_000.0)
+    assert prefill.n == 1
+    assert prefill.predict(1_000) == pytest.approx(500.0)
+
+
+def test_a_prefill_that_says_when_it_began_is_believed_for_its_context() -> None:
+    ledger, (p0,) = started("p0")
+    for number in range(12):
+        tokens = 1_000 * (1 + number % 3)
+        ended = RequestEnded(
+            request=f"r{number}",
+            prompt_tokens=9_000 + tokens,
+            local_tokens=9_000,
+            computed_tokens=tokens,
+            ttft_ms=5_000.0,
+            prefill_ms=tokens / 10 + tokens * (9_000 + tokens / 2) / 1e5,
+        )
+        p0.write(ended)
+    cost = ledger.space.prefill["p0"]
+    assert cost.predict(2_000, 9_000) == pytest.approx(400.0, rel=0.02)
+
+
+def test_a_queue_that_the_plan_knew_of_is_not_held_against_the_link() -> None:
+    for queue_ms, alone_ms in ((0.0, 12.0), (6.0, 6.0)):
+        ledger, (p0, _) = started("p0", "d0")
+        asked = msgspec.structs.replace(requested("t"), predicted_ms=12.0, queue_ms=queue_ms)
+        p0.write(asked, done("t", size=1_000_000, read_ms=12.0))
+        assert ledger.space.rates["d0>p0/tcp"].predict(1_000_000) == pytest.approx(alone_ms)
+
+
+def test_a_handover_waits_for_its_source_and_says_nothing_of_the_link() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    p0.write(msgspec.structs.replace(requested("t"), basis="handover"), done("t"))
+    assert ledger.space.rates == {}
+
+
+def test_passing_a_pair_over_puts_aside_what_a_trial_may_cost() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    dear = Requested(
+        request="r", miss="too_dear", source="d0", predicted_ms=300.0, recompute_ms=100.0
+    )
+    p0.write(*[dear] * 4)
+    pair = ledger.space.trials["d0>p0"]
+    assert (pair.moving, pair.credit_ms) == (False, pytest.approx(12.0))
+    tried = msgspec.structs.replace(requested("t"), predicted_ms=15.0, recompute_ms=5.0)
+    p0.write(tried)
+    assert (pair.moving, pair.credit_ms) == (False, pytest.approx(2.0))
+    p0.write(msgspec.structs.replace(requested("u"), predicted_ms=50.0, recompute_ms=100.0))
+    assert pair.moving
+    for _ in range(500):
+        p0.write(dear)
+    assert pair.credit_ms == pytest.approx(100.0), "never more than one request costs"
 
 
 def test_a_probe_is_believed_only_before_real_transfers() -> None:
     ledger, (p0, _) = started("p0", "d0")
     p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=2.0, floor_ms=0.0))
-    assert ledger.space.rates["d0>p0/tcp"].mean == 2_000_000.0
+    assert ledger.space.rates["d0>p0/tcp"].bytes_per_ms() == pytest.approx(2_000_000.0)
     p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=9.0, floor_ms=0.0))
     assert ledger.space.rates["d0>p0/tcp"].n == 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from tests.unit.daemon.support import (
     STRIDE,
@@ -18,9 +16,9 @@ from tests.unit.daemon.support import (
     settled,
 )
 
-from kvferry.core.events import RequestEnded
+from kvferry.core.events import Requested, RequestEnded
 from kvferry.core.messages import plan_subject
-from kvferry.daemon.plans import PROBE_EVERY_S, PlanService
+from kvferry.daemon.plans import PlanService
 from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.memory import MemoryLog
 
@@ -89,17 +87,36 @@ async def test_a_move_that_costs_more_than_computing_is_too_dear() -> None:
         await settled(coordinator, last)
         dear = await plan(log, coordinator, plan_request("p0", PROMPT))
         assert (dear.candidates, dear.miss) == ((), "too_dear")
-        # A link that carries nothing teaches nothing: once in a while it is tried all the same.
-        coordinator.plans._clock = lambda: time.monotonic() + PROBE_EVERY_S
+        (numbers,) = dear.dear
+        assert numbers.node == "d0"
+        assert numbers.predicted_ms == pytest.approx(10_000.0, rel=0.05)
+        assert numbers.recompute_ms == pytest.approx(102.4, rel=0.05)
+        # A link that carries nothing teaches nothing: what is put aside pays for a small trial.
+        passed = [
+            Requested(
+                request=f"q{number}",
+                miss="too_dear",
+                source="d0",
+                predicted_ms=numbers.predicted_ms,
+                recompute_ms=numbers.recompute_ms,
+            )
+            for number in range(250)
+        ]
+        last = await p0.facts(*passed)
+        await settled(coordinator, last)
         probe = await plan(log, coordinator, plan_request("p0", PROMPT))
-        assert [one.node for one in probe.candidates] == ["d0"]
-        again = await plan(log, coordinator, plan_request("p0", PROMPT))
-        assert (again.candidates, again.miss) == ((), "too_dear")
+        assert probe.candidates == (), "one request's worth at most: the link is 100 times too dear"
+        last = await p0.facts(*pulled("r3", "d0", tokens=1024, total_ms=300.0, transfer="t.2"))
+        last = await p0.facts(*passed)
+        await settled(coordinator, last)
+        probe = await plan(log, coordinator, plan_request("p0", PROMPT))
+        (tried,) = probe.candidates
+        assert (tried.node, 0 < tried.limit < 64, tried.blocks) == ("d0", True, tried.limit)
+        assert tried.predicted_ms > tried.recompute_ms
         # Where costs are not weighed, whatever is held is moved.
         free = PlanService("c-free", coordinator.projector, weigh=False)
         moved = free.answer(plan_request("p0", PROMPT))
         assert [one.node for one in moved.candidates] == ["d0"]
-        assert dear.recompute_ms > 0
         cheap = await plan(log, coordinator, plan_request("d0", PROMPT))
         assert cheap.miss == "nothing_held"
 

@@ -22,6 +22,8 @@ class RequestEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
     miss: str = ""
     pull_ms: float = 0.0
+    prefill_ms: float = 0.0
+    """From the first step that computed its prompt to the first token; 0 where it is not known."""
 
 
 class TurnEnded(Event, frozen=True, kw_only=True, omit_defaults=True):

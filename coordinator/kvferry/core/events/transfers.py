@@ -30,12 +30,25 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``told``
     where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
+    """To move what is pulled, ``queue_ms`` included; 0 where it was not known."""
     recompute_ms: float = 0.0
+    """To compute what is pulled, or what was found too dear to pull."""
     options: tuple[str, ...] = ()
     """The sources that the plan offered."""
     miss: str = ""
     session: str = ""
     external_id: str = ""
+    queue_ms: float = 0.0
+    """Part of ``predicted_ms``: because of what the two nodes moved already."""
+    doubt: float = 0.0
+    """Relative standard error of ``predicted_ms``."""
+    prefill_ms: float = 0.0
+    """To compute the whole prompt; what ``request_ended`` says of a request without a transfer."""
+    model: int = 0
+    """Version of the predictions (:data:`kvferry.core.cost.MODEL`); 0 where there are none."""
+    upto: bytes = b""
+    """Short hash of the last sampled block among those granted: who wants the same prefix may
+    wait for this transfer."""
 
 
 class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,192 @@
+"""A learned time: a few growing parts with coefficients that are never negative.
+
+A weighted least squares fit with exponential forgetting, kept as its sums, so that its size does
+not grow. Errors count relative to the time, for a large transfer is not noisier than a small one
+in any other sense. All arithmetic is on plain floats in the order of the stream, so that every
+fold comes to the same figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+TIME_MIN_MS, TIME_MAX_MS, PART_MAX = 1e-3, 1e12, 1e18
+"""Observations outside are broken and teach nothing."""
+SPREAD_FIRST = 0.25
+"""Relative standard deviation that is assumed before there are observations to tell."""
+SPREAD_MIN = 0.05
+SPREAD_NEW = 0.1
+"""Weight of a new error in the running spread."""
+SURPRISE_MIN = math.log(1.8)
+"""An error is no surprise below this, however well the past was predicted."""
+SURPRISE_SPREADS = 3.0
+LEVERAGE_MAX = 1e6
+FIXED_SHRINK = 0.002
+"""Pulls the fixed part to nothing where amounts hardly differ and cannot tell it."""
+GROWTH_MIN_SHARE = 0.25
+"""The first growing part is at least this share of what it would be without the others, so that
+noise cannot make large amounts look free."""
+
+
+class Fit(msgspec.Struct, kw_only=True, gc=False):
+    """``time = sum of coefficient * part``; part 0 is always 1, the fixed time."""
+
+    n: int = 0
+    """Observations."""
+    weight: float = 0.0
+    """Observations that still count, as a number."""
+    sums: list[float] = []
+    """Weighted sums of the products of parts, row after row."""
+    times: list[float] = []
+    """Weighted sums of part times time."""
+    coefficients: list[float] = []
+    """Milliseconds for one of each part."""
+    spread: float = SPREAD_FIRST
+    """Relative standard deviation of single observations around the prediction."""
+    bias: float = 0.0
+    """Mean of ln(observed / predicted) of late: above 0 it took longer than was predicted."""
+    surprises: int = 0
+    """Consecutive observations far off in one direction; its sign is the direction."""
+
+    def predict(self, parts: Sequence[float]) -> float | None:
+        """Milliseconds; None while nothing was observed."""
+        if not self.n:
+            return None
+        return sum(c * part for c, part in zip(self.coefficients, parts, strict=True))
+
+    def doubt(self, parts: Sequence[float]) -> float:
+        """Relative standard error of a prediction, apart from the noise of one time: large for
+        amounts unlike those that were seen."""
+        return max(self.spread, SPREAD_MIN) * math.sqrt(self._leverage(parts))
+
+    def observe(
+        self, parts: Sequence[float], time_ms: float, *, keep: float, jump_after: int
+    ) -> bool:
+        """Learn from one observation; False (and nothing learned) if it makes no sense.
+
+        Args:
+            parts: what the time is made of; the first is 1.
+            time_ms: what was observed.
+            keep: weight that is left of the past, below 1.
+            jump_after: so many surprises in a row, all in one direction, and what was learned is
+                taken to be the past: the whole is scaled to the last one and learned afresh.
+        """
+        # Written so that NaN fails too.
+        if not TIME_MIN_MS <= time_ms <= TIME_MAX_MS:
+            return False
+        if not all(0.0 <= part <= PART_MAX for part in parts):
+            return False
+        expected = self.predict(parts)
+        if expected is not None and expected > 0.0:
+            time_ms = self._judge(parts, time_ms, expected, jump_after)
+            expected = self.predict(parts)
+        near = time_ms if expected is None else min(max(expected, time_ms / 2), time_ms * 2)
+        self._add(parts, time_ms, 1.0 / (near * near), keep)
+        return True
+
+    def _judge(
+        self, parts: Sequence[float], time_ms: float, expected: float, jump_after: int
+    ) -> float:
+        """Note how far off the prediction was; the time to learn from."""
+        error = math.log(time_ms / expected)
+        width = math.sqrt(1.0 + self._leverage(parts))
+        bound = max(SURPRISE_MIN, SURPRISE_SPREADS * self.spread * width)
+        if abs(error) <= bound:
+            self.surprises = 0
+            # What was hardly known could not be predicted better, and says little of the noise.
+            own, new = error / width, SPREAD_NEW / (width * width)
+            self.bias += new * (error - self.bias)
+            self.spread = math.sqrt((1.0 - new) * self.spread * self.spread + new * own * own)
+            return time_ms
+        same_way = (error > 0) == (self.surprises > 0)
+        step = 1 if error > 0 else -1
+        self.surprises = self.surprises + step if same_way else step
+        if abs(self.surprises) >= jump_after:
+            self._rescale(time_ms / expected)
+            self.surprises = 0
+            self.bias = 0.0
+            return time_ms
+        return expected * math.exp(math.copysign(bound, error))
+
+    def _leverage(self, parts: Sequence[float]) -> float:
+        """Variance of the prediction over that of one observation, both relative to their time."""
+        expected = self.predict(parts)
+        if not expected or expected < 0.0:
+            return LEVERAGE_MAX
+        scaled = [part / expected for part in parts]
+        solved = _solve(self.sums, scaled, range(len(parts)))
+        found = sum(a * b for a, b in zip(scaled, solved, strict=True))
+        # What rounding has eaten is not known either.
+        return min(max(found, 0.0), LEVERAGE_MAX) if math.isfinite(found) else LEVERAGE_MAX
+
+    def _rescale(self, ratio: float) -> None:
+        """Everything takes ``ratio`` times as long now; what was seen counts as one observation."""
+        shrink = 1.0 / max(1.0, self.weight)
+        self.coefficients = [ratio * c for c in self.coefficients]
+        # Weights are inverse squares of times.
+        self.sums = [shrink * one / (ratio * ratio) for one in self.sums]
+        self.times = [shrink * one / ratio for one in self.times]
+        self.weight *= shrink
+
+    def _add(self, parts: Sequence[float], time_ms: float, weight: float, keep: float) -> None:
+        count = len(parts)
+        if not self.n:
+            self.sums, self.times = [0.0] * (count * count), [0.0] * count
+        for row, one in enumerate(parts):
+            self.times[row] = keep * self.times[row] + weight * one * time_ms
+            for column, other in enumerate(parts):
+                at = row * count + column
+                self.sums[at] = keep * self.sums[at] + weight * one * other
+        self.weight = keep * self.weight + 1.0
+        self.n += 1
+        self.coefficients = _coefficients(self.sums, self.times)
+
+
+def _coefficients(sums: Sequence[float], times: Sequence[float]) -> list[float]:
+    """The fit: no coefficient negative, and the first growing one not next to nothing."""
+    count = len(times)
+    used = list(range(count))
+    while True:
+        solved = _solve(sums, times, used)
+        negative = [at for at in used if solved[at] < 0.0]
+        if not negative:
+            break
+        used.remove(min(negative, key=lambda at: solved[at]))
+    alone = times[1] / sums[count + 1] if sums[count + 1] > 0.0 else 0.0
+    least = GROWTH_MIN_SHARE * alone
+    if solved[1] < least:
+        rest = times[0] - sums[1] * least
+        return [max(0.0, rest / sums[0]), least, *([0.0] * (count - 2))]
+    return solved
+
+
+def _solve(sums: Sequence[float], times: Sequence[float], used: Sequence[int]) -> list[float]:
+    """Gauss's elimination over the parts in ``used``; the others get 0."""
+    count = len(times)
+    rows = [[sums[a * count + b] for b in used] + [times[a]] for a in used]
+    for at, part in enumerate(used):
+        # Parts that always grow alike cannot be told apart: the earlier one takes it all.
+        rows[at][at] *= 1.0 + (FIXED_SHRINK if part == 0 else 1e-9)
+    size = len(used)
+    for at in range(size):
+        pivot = max(range(at, size), key=lambda row: abs(rows[row][at]))
+        rows[at], rows[pivot] = rows[pivot], rows[at]
+        head = rows[at][at]
+        if abs(head) < 1e-300:
+            continue
+        for below in range(at + 1, size):
+            factor = rows[below][at] / head
+            for column in range(at, size + 1):
+                rows[below][column] -= factor * rows[at][column]
+    found = [0.0] * size
+    for at in reversed(range(size)):
+        head = rows[at][at]
+        rest = rows[at][size] - sum(rows[at][c] * found[c] for c in range(at + 1, size))
+        found[at] = rest / head if abs(head) >= 1e-300 else 0.0
+    solved = [0.0] * count
+    for at, part in enumerate(used):
+        solved[part] = found[at]
+    return solved
