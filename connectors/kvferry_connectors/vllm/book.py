@@ -19,6 +19,7 @@ from kvferry_connectors.vllm.items import (
     Finished,
     Leased,
     LeaseEnded,
+    LeaseRenewed,
     Offered,
     Reused,
     Step,
@@ -35,13 +36,15 @@ log = logging.getLogger("kvferry.vllm")
 class _Running:
     """Progress of one request."""
 
-    __slots__ = ("computed", "first_token_at", "produced", "stale", "tracked")
+    __slots__ = ("begun_at", "computed", "first_token_at", "produced", "stale", "tracked")
 
     def __init__(self, tracked: Tracked) -> None:
         self.tracked = tracked
         self.computed = -1
         """Tokens with KV; -1 before the first step."""
         self.produced = 0
+        self.begun_at = 0.0
+        """When the first step was scheduled that computed some of its prompt."""
         self.first_token_at = 0.0
         self.stale = False
         """Preempted: what is computed again is known again only at the end."""
@@ -76,6 +79,8 @@ class Book:
                 return self._offers.offered(item)
             case Leased():
                 return self._offers.leased(item)
+            case LeaseRenewed():
+                return self._offers.lease_renewed(item)
             case LeaseEnded(lease, reason):
                 return self._offers.lease_ended(lease, reason)
             case Reused(hashes):
@@ -95,6 +100,7 @@ class Book:
             for request, tokens in done.scheduled.items():
                 running = self._running.get(request)
                 if running is not None and not running.stale:
+                    running.begun_at = running.begun_at or done.at
                     yield from self._progress(running, tokens, step.at)
 
     def _progress(self, running: _Running, tokens: int, now: float) -> Iterator[Out]:
@@ -134,6 +140,7 @@ class Book:
         first = item.at
         if running is not None:
             first = running.first_token_at or item.at
+            running.begun_at = running.begun_at or self._scheduled_at(tracked.id)
             if running.computed < 0 and item.blocks:
                 # It ran for one step only, which no later step confirmed.
                 yield from self._progress(running, 0, item.at)
@@ -154,6 +161,18 @@ class Book:
             source=tracked.source if tracked.pulled_tokens else "",
             miss="" if tracked.pulled_tokens else tracked.miss,
             pull_ms=round(tracked.pull_ms, 3),
+            prefill_ms=self._prefill_ms(running, first) if item.output_tokens else 0.0,
         )
         log.info("%s", log_line(ended))
         yield FACTS, ended, tracked.id
+
+    def _scheduled_at(self, request: str) -> float:
+        """When the first of the steps in flight was scheduled that has the request; 0 for none."""
+        return next((step.at for step in self._steps if request in step.scheduled), 0.0)
+
+    def _prefill_ms(self, running: _Running | None, first_token_at: float) -> float:
+        """From the first step of the prompt to its first token; 0 where computing was broken off
+        or its beginning is not known."""
+        if running is None or running.stale or not running.begun_at:
+            return 0.0
+        return round(max(0.0, first_token_at - running.begun_at) * 1000, 3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 
-from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
+from kvferry.core.messages import PlanAnswer, PlanRequest
 from kvferry.errors import PeerRefused, PeerUnreachable
 from kvferry.ids import sample_stride, short_hashes
 from kvferry.node.outbox.outbox import Outbox
@@ -15,6 +15,12 @@ from kvferry.node.peers.hints import Hint
 from kvferry.node.peers.wire import Abort, Granted, Pin, Renew
 from kvferry.node.plans.client import PlanClient
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.taking import (
+    take_hint,
+    take_observed,
+    take_plan,
+    take_reason,
+)
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
@@ -101,9 +107,8 @@ class Looker:
             if pull.cancelled:
                 return
             if answer is None or not answer.candidates:
-                if answer is not None and answer.observed:
-                    # The coordinator knows before us that we only observe.
-                    take_observed(pull, answer, answer.observed)
+                if answer is not None:
+                    take_reason(pull, answer)
                 self._fail(tracked, pull, pull.miss or (answer.miss if answer else miss))
                 return
             take_plan(pull, answer, answer.candidates)
@@ -175,7 +180,7 @@ class Looker:
         frame = Pin(
             transfer=pull.transfer,
             incarnation=pull.incarnation,
-            hashes=tuple(tracked.hashes[: tracked.prompt_blocks]),
+            hashes=tuple(tracked.hashes[: pull.limit or tracked.prompt_blocks]),
             deadline_ms=self._options.pin_ms,
             ranks=self._ranks,
         )
@@ -233,30 +238,3 @@ class Looker:
         except (PeerRefused, PeerUnreachable) as error:
             # Best effort: the pin's own deadline ends it at the source.
             log.debug("%s for %s: %s", type(frame).__name__, pull.transfer, error)
-
-
-def take_hint(tracked: Tracked, pull: Pull, hint: Hint) -> bool:
-    """Note in ``pull`` what the hint says; True when its tail proves the whole prefix."""
-    pull.basis, pull.source = "hint", hint.node
-    pull.address, pull.incarnation = hint.address, hint.incarnation
-    pull.hinted = hint.blocks
-    if hint.blocks > tracked.prompt_blocks or tracked.hashes[hint.blocks - 1] != hint.tail:
-        return False
-    pull.granted = hint.blocks
-    return True
-
-
-def take_plan(pull: Pull, answer: PlanAnswer, candidates: Sequence[Candidate]) -> None:
-    """Note in ``pull`` the plan's best candidate and its numbers."""
-    best = candidates[0]
-    pull.basis, pull.source = "plan", best.node
-    pull.address, pull.incarnation = best.address, best.incarnation
-    pull.predicted_ms, pull.recompute_ms = best.predicted_ms, answer.recompute_ms
-    pull.hinted = 0
-    pull.options = tuple(candidate.node for candidate in candidates)
-
-
-def take_observed(pull: Pull, answer: PlanAnswer, candidates: Sequence[Candidate]) -> None:
-    """The same where nothing is pulled: what the source would grant is what the index knows."""
-    take_plan(pull, answer, candidates)
-    pull.granted = candidates[0].blocks

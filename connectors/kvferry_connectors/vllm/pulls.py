@@ -10,14 +10,16 @@ import itertools
 import logging
 import time
 
-from kvferry.core.events import Requested
+from kvferry.ids import sample_stride
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintRefused
 from kvferry_connectors.vllm.handovers import Handovers, Step
 from kvferry_connectors.vllm.joined import Joined
-from kvferry_connectors.vllm.looking import HANDOVER, OBSERVE, Looker, take_hint
+from kvferry_connectors.vllm.looking import HANDOVER, OBSERVE, Looker
 from kvferry_connectors.vllm.metadata import LoadJob
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.requesting import requested
+from kvferry_connectors.vllm.taking import take_hint
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
@@ -40,6 +42,7 @@ class Pulls:
         self._looker = looker
         self._handovers = Handovers(options, looker, block_size)
         self._block_size = block_size
+        self._stride = sample_stride(block_size)
         self._prefix = incarnation
         self._counter = itertools.count(1)
         self._loading: dict[bytes, str] = {}
@@ -153,29 +156,9 @@ class Pulls:
             tracked.unannounced.pop()  # Atomic: two threads may come here at the same moment.
         except IndexError:
             return
-        event = self._requested(tracked)
+        event = requested(tracked, self._miss, self._stride)
         tracked.miss = event.miss
         self._outbox.facts(event, tracked.id)
-
-    def _requested(self, tracked: Tracked) -> Requested:
-        pull = tracked.pull
-        loading = pull is not None and pull.state is PullState.LOADING
-        return Requested(
-            request=tracked.id,
-            transfer=pull.transfer if loading and pull else "",
-            source=pull.source if pull else "",
-            source_incarnation=pull.incarnation if pull else "",
-            wanted=tracked.prompt_blocks,
-            local_tokens=tracked.local_tokens,
-            granted=pull.granted if pull else 0,
-            basis="told" if tracked.told else pull.basis if pull else "",
-            predicted_ms=pull.predicted_ms if pull else 0.0,
-            recompute_ms=pull.recompute_ms if pull else 0.0,
-            options=pull.options if pull else (),
-            miss="" if loading else self._miss(tracked),
-            session=tracked.session,
-            external_id=tracked.params.id,
-        )
 
     def drop(self, tracked: Tracked, miss: str) -> None:
         """The pull will not be used: free the source's pin and our reserved slot."""

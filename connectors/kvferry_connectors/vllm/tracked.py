@@ -39,17 +39,21 @@ class Pull:
         "answer_by",
         "basis",
         "cancelled",
+        "doubt",
         "following",
         "granted",
         "hinted",
         "incarnation",
         "joined",
         "known",
+        "limit",
         "miss",
         "observing",
         "options",
         "pinned_at",
         "predicted_ms",
+        "prefill_ms",
+        "queue_ms",
         "recompute_ms",
         "slots",
         "source",
@@ -83,8 +87,14 @@ class Pull:
         """One entry while we hold a reserved outcome slot of the outbox."""
         self.miss = ""
         self.options: tuple[str, ...] = ()
+        self.limit = 0
+        """Blocks beyond which a trial asks for nothing; 0 without one."""
         self.predicted_ms = 0.0
         self.recompute_ms = 0.0
+        self.queue_ms = 0.0
+        self.doubt = 0.0
+        self.prefill_ms = 0.0
+        """To compute the whole prompt, as the coordinator thinks."""
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +111,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which another engine may pull this prompt's blocks while they are computed."""
     follow: str = ""
     """Name under which the hint's node publishes its prefill of this very prompt."""
+    retain_ms: int = 0
+    """The client wants its session's blocks kept for so long."""
+    end: bool = False
+    """The client says that this is its session's last turn."""
 
 
 def read_params(raw: Any) -> Params:
@@ -123,7 +137,18 @@ def read_params(raw: Any) -> Params:
         handover=own.get("handover") is True,
         publish=text("publish"),
         follow=text("follow"),
+        retain_ms=own["retain_ms"] if _is_count(own.get("retain_ms")) else 0,
+        end=own.get("end") is True,
     )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def scope_of(session: str, salt: str | None) -> str:
+    """A session's name within its tenant's salt: nobody can end or keep another one's."""
+    return f"{session}\0{salt or ''}" if session else ""
 
 
 class Tracked:
@@ -146,6 +171,7 @@ class Tracked:
         "pull_ms",
         "pulled_tokens",
         "results",
+        "scope",
         "shareable",
         "source",
         "start_block",
@@ -157,6 +183,8 @@ class Tracked:
     def __init__(self, request: Any, block_size: int, arrived: float, shareable: bool) -> None:
         self.id: str = request.request_id
         self.params = read_params(request.kv_transfer_params)
+        self.scope = scope_of(self.params.session, getattr(request, "cache_salt", None))
+        """Its session as retention knows it; empty without one."""
         self.hashes: list[bytes] = request.block_hashes
         """The engine's own list: it grows as tokens are generated."""
         self.prompt_tokens: int = request.num_prompt_tokens

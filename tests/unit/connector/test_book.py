@@ -157,3 +157,27 @@ def test_a_step_of_unknown_requests_is_no_error() -> None:
 def test_an_unknown_item_is_an_error() -> None:
     with pytest.raises(TypeError, match="unknown item: int"):
         Book(BLOCK, delay=1).translate(3)
+
+
+def test_prefill_is_timed_from_its_first_step_and_not_from_the_wait_before() -> None:
+    desk = Desk()
+    one = tracked("r", chain("a", 4), tokens=130)
+    one.arrived = 1.0
+    desk.give(Arrived(one), step(5.0, other=9), step(6.0, r=64), step(6.5, r=66), step(7.0, r=1))
+    desk.give(finished(one, at=9.0, blocks=4))
+    assert (desk.ended.ttft_ms, desk.ended.prefill_ms) == (6_000.0, 1_000.0)
+
+
+def test_prefill_is_timed_where_no_later_step_came() -> None:
+    desk = Desk()
+    one = tracked("r", chain("a", 4), tokens=130)
+    desk.give(Arrived(one), step(6.0, r=130), finished(one, at=6.25, blocks=4))
+    assert desk.ended.prefill_ms == 250.0
+
+
+def test_a_prefill_that_was_broken_off_has_no_time() -> None:
+    desk = Desk()
+    one = tracked("r", chain("a", 4), tokens=130)
+    desk.give(Arrived(one), step(1.0, r=64), step(2.0, preempted={"r"}), step(3.0, r=130))
+    desk.give(step(4.0, r=1), finished(one, at=9.0, blocks=4))
+    assert desk.ended.prefill_ms == 0.0

@@ -213,6 +213,17 @@ def test_a_plan_is_pinned_and_its_numbers_kept(scene: Scene) -> None:
     assert pull.miss == ""
 
 
+def test_a_trial_pins_only_the_part_that_it_is_to_move(scene: Scene) -> None:
+    scene.offer(8)
+    tried = scene.candidate(3, limit=3, recompute_ms=1.0, doubt=0.1)
+    scene.plans.answer = PlanAnswer(replica="c", candidates=(tried,), prefill_ms=70.0)
+    one, pull = scene.begin()
+    scene.looker.ask_plan(one, pull)
+    scene.settle()
+    assert (pull.state, pull.granted) == (PullState.READY, 3)
+    assert (pull.recompute_ms, pull.doubt, pull.prefill_ms) == (1.0, 0.1, 70.0)
+
+
 @pytest.mark.parametrize("answer", [None, PlanAnswer(replica="c", miss="too_dear")])
 def test_a_plan_without_candidates_is_a_miss(scene: Scene, answer: PlanAnswer | None) -> None:
     scene.plans.answer = answer
