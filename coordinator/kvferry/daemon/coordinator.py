@@ -9,14 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kvferry.core.effects import Effect
-from kvferry.core.messages import (
-    ANNOUNCE_SUBJECT,
-    HEARTBEATS,
-    Announce,
-    encode,
-    plan_subject,
-    query_subject,
-)
+from kvferry.core.messages import HEARTBEATS, REPLICAS_SUBJECT, plan_subject, query_subject
+from kvferry.daemon.announcing import Announcer
 from kvferry.daemon.checkpoints import Checkpoints
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.held import HeldTeller
@@ -61,6 +55,14 @@ class Coordinator:
             self.standing,
             self._perform,
             timeout_s=self.settings.decide_timeout_s,
+        )
+        self.announcer = Announcer(
+            bus,
+            self.projector,
+            self.standing,
+            self.decider,
+            nodes_every_s=self.settings.announce_every_s,
+            replicas_every_s=self.settings.beat_every_s,
         )
         self.liveness = Liveness(
             self.projector,
@@ -110,7 +112,8 @@ class Coordinator:
         try:
             self.tasks.start("projector", self.projector.run)
             self.tasks.start("subscriptions", self._subscribe)
-            self.tasks.start("announce", self._announce_always)
+            self.tasks.start("announce", self.announcer.tell_nodes)
+            self.tasks.start("beat", self.announcer.tell_replicas)
             self.tasks.start("tick", self._tick_always)
             self.tasks.start("held", self.held.run)
             self.tasks.start("checkpoints", self._checkpoint_always)
@@ -131,11 +134,21 @@ class Coordinator:
 
     async def _subscribe(self) -> None:
         subjects: list[tuple[str, Handler]] = [
-            (ANNOUNCE_SUBJECT, self.standing.handle),
+            (REPLICAS_SUBJECT, self.standing.handle),
             (HEARTBEATS, self.liveness.handle),
-            (plan_subject(self.replica), self.plans.handle),
             (query_subject(self.replica), self.queries.handle),
         ]
+        await self._listen(subjects)
+        # What was said before nobody here could hear.
+        self.standing.restart()
+        self.liveness.restart()
+        # Nodes that knew an earlier process of this name ask at once; from a state that is still
+        # being folded they would hear that they have not joined.
+        await self.projector.level.wait()
+        await self._listen([*subjects, (plan_subject(self.replica), self.plans.handle)])
+
+    async def _listen(self, subjects: list[tuple[str, Handler]]) -> None:
+        """Subscribe to what is not listened to yet, in order."""
         while len(self._unsubscribe) < len(subjects):
             subject, handler = subjects[len(self._unsubscribe)]
             try:
@@ -143,29 +156,6 @@ class Coordinator:
             except LedgerError as error:
                 log.warning("cannot listen on %s yet: %s", subject, error)
                 await asyncio.sleep(SUBSCRIBE_RETRY_S)
-        # What was said before nobody here could hear.
-        self.standing.restart()
-        self.liveness.restart()
-
-    async def _announce_always(self) -> None:
-        while True:
-            await self._announce(self.standing.leading)
-            await asyncio.sleep(self.settings.announce_every_s)
-
-    async def _announce(self, leading: bool) -> None:
-        """Say that we live. Before the first load is over there is nothing to offer: silence."""
-        if not self.projector.loaded or not self.bus.connected():
-            return
-        message = Announce(
-            replica=self.replica,
-            term=self.decider.term(),
-            leader=leading,
-            position=self.projector.state.position,
-        )
-        try:
-            await self.bus.publish(ANNOUNCE_SUBJECT, encode(message))
-        except LedgerError as error:
-            log.info("could not announce: %s", error)
 
     async def _tick_always(self) -> None:
         while True:
@@ -175,7 +165,6 @@ class Coordinator:
     async def tick(self) -> None:
         """Lag, leadership, silence."""
         if not self.bus.connected():
-            self.standing.restart()
             await self.liveness.check()
             return
         try:
@@ -196,7 +185,7 @@ class Coordinator:
             return
         if not was:
             self.liveness.restart()
-            await self._announce(True)
+            await self.announcer.tell_all()
         for name in list(spaces):
             if self.decider.leads(name):
                 continue
@@ -225,7 +214,7 @@ class Coordinator:
             log.warning("no checkpoint at the stop: %s; the next start folds more", error)
         if self.standing.leading:
             self.standing.leading = False
-            await self._announce(False)
+            await self.announcer.tell_all()
         for unsubscribe in self._unsubscribe:
             await unsubscribe()
         self._unsubscribe.clear()

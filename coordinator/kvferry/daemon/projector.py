@@ -46,6 +46,9 @@ class Projector:
         """Store time of the last message that was applied, 0 for none in this process."""
         self.loaded = False
         """Whether the first load is over: until then the state is empty because we are new."""
+        self.level = asyncio.Event()
+        """Set once the state was at the stream's end after a load: from then on it is only as old
+        as messages take to come, and good enough to answer from."""
         self._log = log_port
         self._objects = objects
         self._clock = clock
@@ -159,6 +162,7 @@ class Projector:
             self.state = State()
             self.index = ResidencyIndex()
             self.loaded = False
+            self.level.clear()
         elif isinstance(ended[0], BaseException):
             raise ended[0]
         else:
@@ -200,3 +204,5 @@ class Projector:
     def _note_level(self) -> None:
         if self.state.position >= self._last:
             self._level_at = self._clock()
+            if self.loaded:
+                self.level.set()

@@ -30,11 +30,14 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose heartbeat is not heard for so long is declared gone."""
     announce_every_s: float = 1.0
     """Nodes take a coordinator for healthy while they hear it; their bound is 3 s."""
-    takeover_after_s: float = 3.0
-    """Another leader that is not heard for so long may be replaced."""
+    beat_every_s: float = 0.2
+    """How often coordinators hear of each other."""
+    takeover_after_s: float = 1.0
+    """Another leader that is not heard for so long may be replaced, and one that could not hear
+    others for so long stands down."""
     cost: str = "learned"
     """``learned``: plans weigh moving against computing; ``off``: whatever is held is moved."""
-    tick_s: float = 0.5
+    tick_s: float = 0.2
     """How often silence, leadership and lag are looked at."""
     checkpoint_every_s: float = 300.0
     checkpoints_max: int = 8
@@ -55,6 +58,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, least, most in (
             ("silent_after_s", 1.0, 3600.0),
             ("announce_every_s", 0.05, 2.0),
+            ("beat_every_s", 0.02, 2.0),
             ("takeover_after_s", 0.2, 600.0),
             ("tick_s", 0.01, 5.0),
             ("checkpoint_every_s", 1.0, 86_400.0),
@@ -68,8 +72,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"checkpoints_max={self.checkpoints_max} is out of range; use 2 to 1000"
             )
-        if self.takeover_after_s < 2 * self.announce_every_s:
+        if self.takeover_after_s < 3 * self.beat_every_s:
             raise ConfigError(
-                f"takeover_after_s={self.takeover_after_s} is below twice announce_every_s="
-                f"{self.announce_every_s}: one lost announcement would change the leader; raise it"
+                f"takeover_after_s={self.takeover_after_s} is below three times beat_every_s="
+                f"{self.beat_every_s}: one late message would change the leader; raise it"
             )

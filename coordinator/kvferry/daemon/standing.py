@@ -51,6 +51,7 @@ class Standing:
         self._takeover_after_s = takeover_after_s
         self._clock = clock
         self._listening_since = clock()
+        self._could_hear_at = clock()
         self._others: dict[str, tuple[Announce, float]] = {}
 
     async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
@@ -72,6 +73,22 @@ class Standing:
     def restart(self) -> None:
         """Nothing could be heard for a while: listen for a full period again before taking over."""
         self._listening_since = self._clock()
+
+    def note(self, connected: bool) -> None:
+        """Say several times a second whether others can be heard now.
+
+        Who could not hear them for the takeover time, because it was cut off or its process was
+        stopped, has been replaced for all it knows: it stands down and listens first.
+        """
+        now = self._clock()
+        deaf = now - self._could_hear_at >= self._takeover_after_s
+        if deaf or not connected:
+            self._listening_since = now
+        if deaf and self.leading:
+            log.warning("%s could hear no other coordinator; standing by", self.replica)
+            self.leading = False
+        if connected:
+            self._could_hear_at = now
 
     def others(self) -> list[Announce]:
         """Replicas that were heard within the takeover time."""
@@ -112,11 +129,10 @@ class Standing:
             return False
         if holder in ("", self.replica):
             return True
-        heard = self._others.get(holder)
-        if heard is None:
-            return self.listened()
-        announce, at = heard
-        return not announce.leader or self._clock() - at >= self._takeover_after_s
+        announce, at = self._others.get(holder, (None, 0.0))
+        if announce is not None and self._clock() - at < self._takeover_after_s:
+            return not announce.leader
+        return self.listened()
 
 
 def _rank(announce: Announce) -> tuple[int, str]:

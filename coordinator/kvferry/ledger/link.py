@@ -202,6 +202,8 @@ class Link:
     async def _replace(self, lived_s: float) -> Life | None:
         if lived_s > SHORT_LIFE_S:
             self._wait_s = 0.0
+        # The lost one comes last: it may still take connections and never answer.
+        self._servers.append(self._servers.pop(0))
         last = ""
         while not await self._closing_within(self._wait_s * random.uniform(0.75, 1.25)):
             self._wait_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, 2 * self._wait_s))

@@ -155,6 +155,7 @@ def quick(**changes: Any) -> CoordinatorSettings:
     given: dict[str, Any] = {
         "silent_after_s": 1.5,
         "announce_every_s": 0.1,
+        "beat_every_s": 0.1,
         "takeover_after_s": 0.6,
         "tick_s": 0.05,
     }

@@ -161,6 +161,46 @@ def test_standing_waits_for_silence_and_yields_to_the_higher_rank() -> None:
     assert standing.others() == [], "our own echo"
 
 
+def test_who_could_not_hear_others_stands_down_and_listens_first() -> None:
+    now = 100.0
+    standing = Standing("c-a", 1.0, clock=lambda: now)
+    standing.heard(Announce(replica="c-b", term=0, leader=False, position=0))
+    now += 1.0
+    standing.note(True)
+    now += 0.9
+    standing.note(True)
+    assert not standing.update(1, fresh=False), "that was a pause: it listens anew"
+    now += 0.2
+    assert standing.update(1, fresh=False)
+    now += 0.7
+    standing.note(True)
+    assert standing.leading, "a short pause"
+    for _ in range(9):
+        now += 0.1
+        standing.note(False)
+    assert standing.leading, "a short loss of the connection"
+    now += 0.2
+    standing.note(False)
+    assert not standing.leading
+    # What c-b said long ago, that it does not lead, is no leave to take the lead from it now.
+    standing.leading = True
+    assert not standing.may_take("c-b")
+    now += 1.0
+    assert standing.may_take("c-b"), "silence for the whole time"
+
+
+async def test_an_election_in_the_ledger_is_a_sign_of_life() -> None:
+    log = MemoryLog()
+    await FakeNode(log, "p0").join()
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
+        await intrude(log, "c-z", 2, LeaderElected(term=2, replica="c-z"))
+        await until(lambda: not coordinator.standing.leading, "it stands down")
+        rival = coordinator.standing.rival()
+        assert rival is not None
+        assert (rival.replica, rival.term) == ("c-z", 2)
+
+
 def test_a_fresh_ledger_needs_no_waiting() -> None:
     assert Standing("c-m", 3.0, clock=lambda: 5.0).update(0, fresh=True)
 

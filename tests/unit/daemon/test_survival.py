@@ -193,10 +193,11 @@ async def test_it_starts_before_the_ledger_answers_and_stops_within_its_bound() 
 
     coordinator = Coordinator(log, log, log, quick())
     task = asyncio.create_task(coordinator.run())
-    await until(lambda: len(log._listeners) == 4, "it listens")
+    await until(lambda: len(log._listeners) == 3, "it listens")
     assert not coordinator.projector.loaded
     log.bounds = real  # type: ignore[method-assign]
     await until(lambda: coordinator.projector.loaded, "it loads once the ledger answers")
+    await until(lambda: len(log._listeners) == 4, "it answers plans too")
     before = asyncio.all_tasks()
     await coordinator.stop()
     await task
