@@ -6,6 +6,10 @@ shows what vLLM itself spends on having one. Prints one JSON object: for each pr
 ratios to ``off`` of the time to the first token and of the throughput, each as the median over all
 pairs with a 95 % bootstrap interval over groups of fresh processes and pairs within them.
 
+With ``--one-engine`` a single engine takes turns with and without its connector. That tells the
+cost of the hooks, vLLM's own for having a connector included, to a fraction of a per cent, for the
+process is the same; what kvferry's threads take from the engine's is then in every turn.
+
 Run: ``python -m tests.bench.bench_no_share [--groups 4] [--pairs 15] [--prompts 512 2048]``
 """
 
@@ -20,7 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.bench.intervals import ratio
 from tests.e2e.conftest import KEY, joined
@@ -44,6 +48,14 @@ EMPTY = {
 }
 
 
+class Measured(Protocol):
+    """An engine, or one arm of it."""
+
+    name: str
+
+    def ask(self, what: str, *args: Any, timeout_s: float) -> Any: ...
+
+
 class Load:
     """Prompts that never repeat."""
 
@@ -53,8 +65,23 @@ class Load:
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         return [[self._draw.randrange(10, 500) for _ in range(tokens)] for _ in range(count)]
 
-    def order(self, engines: Sequence[EngineProcess]) -> list[EngineProcess]:
+    def order(self, engines: Sequence[Measured]) -> list[Measured]:
         return self._draw.sample(list(engines), len(engines))
+
+
+class Turns:
+    """One arm of an engine that takes turns."""
+
+    def __init__(self, engine: EngineProcess, name: str) -> None:
+        self._engine = engine
+        self.name = name
+
+    def ask(self, what: str, *args: Any, timeout_s: float) -> Any:
+        self._engine.ask("switch", self.name)
+        try:
+            return self._engine.ask(what, *args, timeout_s=timeout_s)
+        finally:
+            self._engine.ask("switch", "on")
 
 
 class Arm:
@@ -64,7 +91,7 @@ class Arm:
         self.alone: list[list[float]] = []
         self.rates: list[float] = []
 
-    def measure(self, engine: EngineProcess, load: Load, tokens: int) -> None:
+    def measure(self, engine: Measured, load: Load, tokens: int) -> None:
         """Seconds to the first token of requests alone; requests a second of many together."""
         self.alone.append(
             [
@@ -76,9 +103,7 @@ class Arm:
         self.rates.append(TOGETHER / took)
 
 
-def one_group(
-    engines: Sequence[EngineProcess], load: Load, pairs: int, tokens: int
-) -> dict[str, Arm]:
+def one_group(engines: Sequence[Measured], load: Load, pairs: int, tokens: int) -> dict[str, Arm]:
     """``pairs`` measurements of each engine, in an order drawn anew each time."""
     for engine in engines:
         Arm().measure(engine, load, tokens)  # Warm up.
@@ -128,32 +153,35 @@ def p95(groups: list[dict[str, Arm]], name: str) -> float:
     return statistics.quantiles(flat(groups, name), n=20)[-1]
 
 
+def started(given: argparse.Namespace, model: Path, plane: Plane) -> list[EngineProcess]:
+    """The engines of one group; the first has kvferry."""
+    arms: list[tuple[str, Any, dict[str, Any]]] = [("on", {"nats_url": plane.url, "key": KEY}, {})]
+    if not given.one_engine:
+        arms += [("empty", None, {"kv_transfer_config": EMPTY}), ("off", None, {})]
+    engines: list[EngineProcess] = []
+    for name, own, more in arms:
+        engines.append(EngineProcess(model, name, connector=own, **given.engine_args, **more))
+        if given.engine_args:
+            engines[-1].wait_ready()  # One after the other measures the memory it may take.
+    return engines
+
+
 def run_group(
-    folder: Path,
-    model: Path,
-    load: Load,
-    pairs: int,
-    lengths: list[int],
-    engine_args: dict[str, Any],
+    folder: Path, model: Path, load: Load, given: argparse.Namespace
 ) -> tuple[dict[int, dict[str, Arm]], Counter[str]]:
     """Start the engines, measure every length, stop them."""
     plane = Plane(folder)
     engines: list[EngineProcess] = []
     try:
         plane.start_coordinator()
-        connector = {"nats_url": plane.url, "key": KEY}
-        for name, own, more in (
-            ("on", connector, {}),
-            ("empty", None, {"kv_transfer_config": EMPTY}),
-            ("off", None, {}),
-        ):
-            engines.append(EngineProcess(model, name, connector=own, **engine_args, **more))
-            if engine_args:
-                engines[-1].wait_ready()  # One after the other measures the memory it may take.
+        engines += started(given, model, plane)
         joined(engines[0])
         for engine in engines:
             engine.wait_ready()
-        arms = {tokens: one_group(engines, load, pairs, tokens) for tokens in lengths}
+        measured: Sequence[Measured] = engines
+        if given.one_engine:
+            measured = [Turns(engines[0], name) for name in ARMS]
+        arms = {tokens: one_group(measured, load, given.pairs, tokens) for tokens in given.prompts}
         engines[0].until("waiting", lambda left: left == 0)
         misses = Counter(event.miss for event in of(plane.events(), Requested))
     finally:
@@ -163,34 +191,28 @@ def run_group(
     return arms, misses
 
 
-def run(
-    folder: Path,
-    groups: int,
-    pairs: int,
-    lengths: list[int],
-    shape: str,
-    engine_args: dict[str, Any],
-) -> dict[str, Any]:
+def run(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """All groups."""
-    named = SHAPES.get(shape)
-    model = ensure_model(folder / "model", named) if named is not None else Path(shape)
+    named = SHAPES.get(given.model)
+    model = ensure_model(folder / "model", named) if named is not None else Path(given.model)
     load = Load()
     misses: Counter[str] = Counter()
     measured = []
-    for number in range(groups):
+    for number in range(given.groups):
         (own := folder / f"group-{number}").mkdir()
-        arms, missed = run_group(own, model, load, pairs, lengths, engine_args)
+        arms, missed = run_group(own, model, load, given)
         measured.append(arms)
         misses += missed
     return {
         "bench": "no_share",
-        "groups": groups,
-        "pairs": pairs,
-        "model": shape,
-        "engine_args": engine_args,
+        "one_engine": given.one_engine,
+        "groups": given.groups,
+        "pairs": given.pairs,
+        "model": given.model,
+        "engine_args": given.engine_args,
         "cpus": os.cpu_count(),
         "misses": dict(misses),
-        "prompts": {str(n): report([arms[n] for arms in measured]) for n in lengths},
+        "prompts": {str(n): report([arms[n] for arms in measured]) for n in given.prompts},
     }
 
 
@@ -203,13 +225,14 @@ def main() -> None:
     parser.add_argument(
         "--engine-args", type=json.loads, default={}, metavar="JSON", help="more for vllm.LLM"
     )
+    parser.add_argument(
+        "--one-engine", action="store_true", help="measure the hooks alone, in one process"
+    )
     given = parser.parse_args()
     if given.pairs < 5 or given.groups < 1:
         parser.error("an interval over fewer than 5 pairs says nothing")
     with tempfile.TemporaryDirectory() as folder:
-        done = run(
-            Path(folder), given.groups, given.pairs, given.prompts, given.model, given.engine_args
-        )
+        done = run(Path(folder), given)
     print(json.dumps(done))
 
 

@@ -16,6 +16,7 @@ class Probes:
     core: Any
     watch: AllocationWatch
     loads: LoadWatch
+    switch: Any = None
 
     @property
     def side(self) -> Any:
@@ -39,6 +40,15 @@ class Probes:
 
     def probe_waits(self) -> Waits:
         return self.watch.waits
+
+    def probe_switch(self, arm: str) -> str:
+        """From now on ``on`` with kvferry, ``off`` without any connector, or an ``empty`` one."""
+        if self.switch is None:
+            from tests.e2e.switching import Switch
+
+            self.switch = Switch(self.core)
+        self.switch.to(arm)
+        return arm
 
     def probe_joined(self) -> bool:
         joined = self.side._joiner.joined
@@ -121,7 +131,7 @@ class Probes:
         return trust
 
     def probe_leases(self) -> int:
-        return len(self.side._exports._leased)
+        return len(self.side._exports.leasing)
 
     def probe_reset(self, connector: bool = True) -> bool:
         """Reset the prefix cache; with ``connector`` the connector is told as well."""
