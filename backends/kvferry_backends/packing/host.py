@@ -26,7 +26,7 @@ class HostPacker:
             raise BackendError(f"regions are {regions.kind!r} memory, not 'host'")
         check_regions(regions)
         self._regions = regions
-        self._spans = [_rows(span, regions.blocks) for span in regions.spans]
+        self._spans = [span_rows(span, regions.blocks) for span in regions.spans]
 
     def listed(self, blocks: Sequence[int]) -> Any:
         return np.asarray(blocks, dtype=np.intp)
@@ -55,7 +55,7 @@ class HostPacker:
         return found
 
 
-def _rows(span: Span, blocks: int) -> Any:
+def span_rows(span: Span, blocks: int) -> Any:
     """A span as an array of ``blocks`` rows of its length."""
     flat = _bytes(span.address, (blocks - 1) * span.stride + span.length)
     strides = (span.stride if blocks > 1 else span.length, 1)

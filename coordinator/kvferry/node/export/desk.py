@@ -26,7 +26,8 @@ class RankEndpoint(msgspec.Struct, frozen=True):
     """How one rank of this engine serves reads.
 
     ``key`` signs the grants that this rank's data server checks; ``backends`` holds what each
-    backend says of itself, by name.
+    backend says of itself, by name, and ``host_backends`` the same of those that serve the
+    rank's host tier.
     """
 
     key: bytes
@@ -34,6 +35,7 @@ class RankEndpoint(msgspec.Struct, frozen=True):
 
 
 class PinDesk:
+    host_backends: dict[str, bytes] = {}
     """Answers pin, renew, done, abort and live; collects the ends of pins in ``ended``.
 
     Attributes:
@@ -42,6 +44,8 @@ class PinDesk:
     """
 
     def __init__(
+        host_first: number of the host tier's first slot; 0 without a host tier.
+        reads: last chain hash of each pin that was read whole, until somebody takes it.
         self,
         incarnation: str,
         offers: Offers,
@@ -64,6 +68,7 @@ class PinDesk:
         self.paused = False
         self.check: Check | None = None
         self.ended: list[PinEnded] = []
+        self.host_first = 0
 
     @property
     def pins(self) -> int:
@@ -197,7 +202,8 @@ class PinDesk:
         for chain in frame.hashes:
             block = pin.held.get(chain)
             if block is None:
-                block = self._offers.find(chain, self.check)
+        host = frame.host and self.host_first > 0 and all(r.host_backends for r in self.ranks)
+                block = self._offers.find(chain, self.check, host=host)
                 if block is None:
                     break
                 pin.held[chain] = block
@@ -212,6 +218,7 @@ class PinDesk:
             transfer=frame.transfer,
             incarnation=self._incarnation,
             blocks=tuple(blocks),
+        from_host = host and max(blocks) >= self.host_first
             deadline_ms=min(max(1, frame.deadline_ms), self._pin_ms_max),
             grants=tuple(
                 sign_grant(rank.key, frame.transfer, packed, pin.expires_ms) for rank in self.ranks
@@ -221,6 +228,8 @@ class PinDesk:
 
     def _intact(self, pin: OpenPin) -> bool:
         unchanged = self._offers.unchanged_since
+            host_first=self.host_first if from_host else 0,
+            host_backends=tuple(r.host_backends for r in self.ranks) if from_host else (),
         if not all(unchanged(mark, blocks) for mark, blocks in pin.marks.items()):
             return False
         check = self.check

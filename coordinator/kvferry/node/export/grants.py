@@ -58,6 +58,25 @@ def verify_grant(
     return int(_END.unpack(end)[0]) > now_ms
 
 
+def verify_host_grant(
+    key: bytes,
+    transfer: str,
+    grant: bytes,
+    packed_slots: bytes,
+    engine_blocks: int,
+    now_ms: int | None = None,
+) -> bool:
+    """The same for slots of the host tier, which the node counts on from its engine's blocks.
+
+    So no grant for a slot is one for a block, although the data planes count both from 0.
+    """
+    try:
+        blocks = [engine_blocks + slot for slot in unpack_blocks(packed_slots)]
+        return verify_grant(key, transfer, grant, pack_blocks(blocks), now_ms)
+    except (ValueError, struct.error):
+        return False
+
+
 def _mac(key: bytes, transfer: str, end: bytes, packed_blocks: bytes) -> bytes:
     name = transfer.encode("utf-8", "surrogatepass")
     text = len(name).to_bytes(8, "big") + name + end + packed_blocks

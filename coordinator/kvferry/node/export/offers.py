@@ -1,5 +1,8 @@
 """What a node offers: chain hash to block, and when each block last changed.
 
+A node counts its engine's blocks from 0 and the slots of its host tier on from there. A chain
+hash may be offered from both; then the engine's block is the one that is granted.
+
 :meth:`Offers.reused` is called by the engine's scheduler for every block that it hands out, so
 it only appends to a queue. Every other method first takes in what is queued, hence sees every
 reuse that happened before it. All but ``reused`` need the export table's lock.
@@ -23,6 +26,7 @@ class Offers:
     def __init__(self, *, gone_max: int) -> None:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._host_block_of: dict[bytes, int] = {}
         self._queued: deque[int] = deque()
         self._changes = 0
         self._changed_at: dict[int, int] = {}
@@ -67,6 +71,17 @@ class Offers:
                 self._block_of[chain] = block
                 self._hash_of[block] = chain
 
+    def offer_host(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Slot ``blocks[i]`` of the host tier holds the KV of ``hashes[i]``, as nobody else's does.
+
+        Raises:
+            ValueError: the two are not equally long.
+        """
+        self.settle()
+        for chain, block in zip(hashes, blocks, strict=True):
+            self._host_block_of[chain] = block
+            self._hash_of[block] = chain
+
     def withdraw(self, hashes: Sequence[bytes]) -> None:
         """Offer these no longer. Their blocks did not change: pins on them stand."""
         self.settle()
@@ -81,6 +96,7 @@ class Offers:
         for chain in self._block_of:
             self._lose(chain)
         self._block_of.clear()
+        self._host_block_of.clear()
         self._hash_of.clear()
         self._changed_at.clear()
         self._changes += 1
@@ -91,21 +107,20 @@ class Offers:
         self.settle()
         count = 0
         for chain in hashes:
-            if chain not in self._block_of:
+            if chain not in self._block_of and chain not in self._host_block_of:
                 break
             count += 1
         return count
 
-    def find(self, chain: bytes, check: Check | None) -> int | None:
-        """The block that is offered under this hash, if ``check`` agrees.
+    def find(self, chain: bytes, check: Check | None, *, host: bool = False) -> int | None:
+        """The block that is offered under this hash, if ``check`` agrees; with ``host`` also one
+        of the host tier.
 
         Whoever grants it must have settled and marked before.
         """
-        block = self._block_of.get(chain)
-        if block is not None and check is not None and check(block) != chain:
-            # The engine changed the block and did not say so.
-            self._change(block)
-            return None
+        block = self._checked(self._block_of.get(chain), chain, check)
+        if block is None and host:
+            block = self._checked(self._host_block_of.get(chain), chain, check)
         return block
 
     def watch(self, watched: bool) -> None:
@@ -138,12 +153,23 @@ class Offers:
         self._gone.clear()
         return gone
 
+    def _checked(self, block: int | None, chain: bytes, check: Check | None) -> int | None:
+        if block is not None and check is not None and check(block) != chain:
+            # The engine changed the block and did not say so.
+            self._change(block)
+            return None
+        return block
+
     def _change(self, block: int) -> None:
         self._changes += 1
         if self._watched:
             self._changed_at[block] = self._changes
         chain = self._hash_of.pop(block, None)
-        if chain is not None:
+        if chain is None:
+            return
+        if self._host_block_of.get(chain) == block:
+            del self._host_block_of[chain]
+        else:
             del self._block_of[chain]
             self._lose(chain)
 

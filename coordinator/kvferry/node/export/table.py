@@ -94,6 +94,22 @@ class ExportTable:
         with self._lock:
             self._offers.offer(hashes, blocks)
 
+    def offer_host(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """The same for slots of the host tier, which the node counts on from its engine's blocks.
+
+        A reader gets the engine's block of a hash as long as that is offered too.
+
+        Raises:
+            ValueError: the two are not equally long.
+        """
+        with self._lock:
+            self._offers.offer_host(hashes, blocks)
+
+    def set_host(self, engine_blocks: int) -> None:
+        """This node has a host tier, whose slots it counts from ``engine_blocks`` on."""
+        with self._lock:
+            self._desk.host_first = engine_blocks
+
     def reused(self, block: int) -> None:
         """The engine hands the block out again: its offer and the pins on it are void.
 

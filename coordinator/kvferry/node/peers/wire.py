@@ -77,6 +77,8 @@ class Pin(Frame, frozen=True, kw_only=True):
     deadline_ms: int = 10_000
     ranks: int = 1
     """Target ranks that will each say done."""
+    host: bool = False
+    """The target can read blocks of the source's host tier too."""
 
 
 class Granted(Frame, frozen=True, kw_only=True):
@@ -90,6 +92,11 @@ class Granted(Frame, frozen=True, kw_only=True):
     """Per source rank: a token that the rank's data server accepts for exactly these blocks."""
     backends: tuple[dict[str, bytes], ...]
     """Per source rank: backend name to what that backend says of itself."""
+    host_first: int = 0
+    """Blocks numbered from here on are slots of the source's host tier, where that counts from 0;
+    0 if none is granted."""
+    host_backends: tuple[dict[str, bytes], ...] = ()
+    """As ``backends``, of those that serve the host tier."""
 
 
 class Renew(Frame, frozen=True, kw_only=True):
