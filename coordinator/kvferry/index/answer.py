@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+
+import msgspec
 
 from kvferry.core.leases import CACHE, HBM, HOST
 from kvferry.ids import SHORT_BYTES
-from kvferry.index.forest import Branch
+from kvferry.index.forest import Path
 
-Path = Sequence[tuple[Branch, int, int]]
-"""As :meth:`kvferry.index.forest.Forest.path` gives it."""
-Who = Mapping[int, tuple[str, str]]
-"""Holder to (node, tier)."""
 Usable = Callable[[str], bool]
+"""Whether a node counts."""
 
 _TIER_ORDER = {HBM: 0, CACHE: 1, HOST: 2}
 """The surest and quickest first; one that is not known comes after all others."""
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """How much of a chain a node holds from its first block on, without a hole."""
 
     node: str
     samples: int
     tier: str
-    """Where it lies; the least good tier, if it takes several to hold all of it."""
+    """The best tier that alone holds it; if it takes several, the least good one that is needed."""
 
 
-def whole(path: Path, who: Who, usable: Usable | None, limit: int) -> list[Held]:
+def whole(path: Path, usable: Usable | None, limit: int) -> list[Held]:
     """What the runs hold that begin with the chain, longest first, then by name.
 
     Args:
         path: along the chain from its first sample on.
-        who: holders by number.
         usable: which nodes count, asked once each; None for all.
-        limit: enough nodes; of those that hold less, some may be left out. 0 for no limit.
+        limit: so many of those that hold most are enough; 0 for all.
     """
     best: dict[str, tuple[int, str]] = {}
     refused: set[str] = set()
     for branch, start, end in reversed(path):
-        for holder, reach in branch.reaches():
-            node, tier = who[holder]
-            if node in refused:
-                continue
-            to = min(start + reach, end)
+        for holder, reaches in branch.held.items():
+            node = holder.node
+            reach = start + (reaches if isinstance(reaches, int) else reaches[-1])
+            if reach > end:
+                reach = end
             known = best.get(node)
             if known is None:
+                if node in refused:
+                    continue
                 if usable is not None and not usable(node):
                     refused.add(node)
                     continue
-            elif to < known[0] or (to == known[0] and _order(known[1]) <= _order(tier)):
+            elif reach < known[0] or (
+                reach == known[0] and _order(known[1]) <= _order(holder.tier)
+            ):
                 continue
-            best[node] = (to, tier)
+            best[node] = reach, holder.tier
         if limit and len(best) >= limit:
             break
-    return _sorted(Held(node, to // SHORT_BYTES, tier) for node, (to, tier) in best.items())
+    return _sorted([Held(node, end // SHORT_BYTES, tier) for node, (end, tier) in best.items()])
 
 
-def joined(path: Path, later: Iterable[Path], who: Who, usable: Usable | None) -> list[Held]:
+def joined(path: Path, later: Iterable[Path], usable: Usable | None) -> list[Held]:
     """As :func:`whole`, with the runs that begin later and extend what their node holds.
 
     Such a run promises nothing about the blocks before it, so a hole ends the answer.
@@ -66,46 +68,75 @@ def joined(path: Path, later: Iterable[Path], who: Who, usable: Usable | None) -
     Args:
         path: along the chain from its first sample on.
         later: along the chain from further places on, where runs begin.
-        who: holders by number.
         usable: which nodes count; None for all.
     """
-    pieces: dict[str, list[tuple[int, int, str]]] = {}
+    pieces: dict[str, list[_Piece]] = {}
     for one in (path, *later):
-        for node, piece in _pieces(one, who):
+        for node, piece in _pieces(one):
             pieces.setdefault(node, []).append(piece)
     return _sorted(
-        held
-        for node, mine in pieces.items()
-        if (usable is None or usable(node)) and (held := _without_hole(node, mine)) is not None
+        [
+            held
+            for node, mine in pieces.items()
+            if (usable is None or usable(node)) and (held := _without_hole(node, mine)) is not None
+        ]
     )
 
 
-def _pieces(path: Path, who: Who) -> Iterable[tuple[str, tuple[int, int, str]]]:
-    """For each holder of a run its node, and from where to where in which tier."""
+class _Piece(msgspec.Struct, frozen=True, gc=False):
+    """What a holder has of a chain: from where to where, in bytes of joined samples."""
+
+    start: int
+    end: int
+    tier: str
+
+
+def _pieces(path: Path) -> Iterator[tuple[str, _Piece]]:
+    """For each holder of a run its node and its part."""
     begin = path[0][1]
-    seen: set[int] = set()
+    seen = set()
     for branch, start, end in reversed(path):
         for holder, reach in branch.reaches():
             if holder not in seen:
                 seen.add(holder)
-                node, tier = who[holder]
-                yield node, (begin, min(start + reach, end), tier)
+                yield holder.node, _Piece(begin, min(start + reach, end), holder.tier)
 
 
-def _without_hole(node: str, pieces: list[tuple[int, int, str]]) -> Held | None:
-    """From the first sample on, as few pieces as it takes; None without the first sample."""
-    reach, worst = 0, HBM
-    while True:
-        longer = [piece for piece in pieces if piece[0] <= reach < piece[1]]
-        if not longer:
-            return Held(node, reach // SHORT_BYTES, worst) if reach else None
-        _, reach, tier = max(longer, key=lambda piece: (piece[1], -_order(piece[2])))
-        worst = max(worst, tier, key=_order)
+def _without_hole(node: str, pieces: Sequence[_Piece]) -> Held | None:
+    """What the pieces hold together, in as good tiers as it takes; None without the beginning."""
+    most = _reach(pieces)
+    if not most:
+        return None
+    tiers = sorted({piece.tier for piece in pieces}, key=_order)
+    needed = next(
+        tier
+        for count, tier in enumerate(tiers, 1)
+        if _reach([piece for piece in pieces if piece.tier in tiers[:count]]) == most
+    )
+    return Held(node, most // SHORT_BYTES, needed)
+
+
+def _reach(pieces: Sequence[_Piece]) -> int:
+    """How far the pieces reach from the beginning without a hole."""
+    reach = 0
+    for piece in sorted(pieces, key=_by_start):
+        if piece.start > reach:
+            break
+        reach = max(reach, piece.end)
+    return reach
 
 
 def _order(tier: str) -> int:
     return _TIER_ORDER.get(tier, len(_TIER_ORDER))
 
 
-def _sorted(found: Iterable[Held]) -> list[Held]:
-    return sorted(found, key=lambda held: (-held.samples, held.node))
+_by_start = attrgetter("start")
+_by_name = attrgetter("node")
+_by_samples = attrgetter("samples")
+
+
+def _sorted(found: list[Held]) -> list[Held]:
+    """Longest first, then by name."""
+    found.sort(key=_by_name)
+    found.sort(key=_by_samples, reverse=True)
+    return found

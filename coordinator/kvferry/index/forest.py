@@ -14,8 +14,24 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from kvferry.ids import SHORT_BYTES
+
+
+class Holder:
+    """A node's tier, for as long as it offers something.
+
+    Attributes:
+        offers: how many.
+    """
+
+    __slots__ = ("node", "offers", "tier")
+
+    def __init__(self, node: str, tier: str) -> None:
+        self.node = node
+        self.tier = tier
+        self.offers = 0
 
 
 class Branch:
@@ -39,9 +55,9 @@ class Branch:
         self.parent = parent
         self.at = at
         self.children: dict[bytes, Branch] | None = None
-        self.held: dict[int, int | list[int]] = {}
+        self.held: dict[Holder, int | list[int]] = {}
 
-    def hold(self, holder: int, reach: int) -> None:
+    def hold(self, holder: Holder, reach: int) -> None:
         """Count one more reach."""
         known = self.held.get(holder)
         if known is None:
@@ -51,28 +67,34 @@ class Branch:
         else:
             insort(known, reach)
 
-    def release(self, holder: int, reach: int) -> None:
+    def release(self, holder: Holder, reach: int) -> None:
         """Count one less of a reach that was counted."""
         known = self.held[holder]
         if isinstance(known, int):
             del self.held[holder]
-            return
-        # The last of equal ones: what the most runs share is reached by most of the list.
-        del known[bisect_right(known, reach) - 1]
-        if len(known) == 1:
-            self.held[holder] = known[0]
+        elif len(known) == 2:
+            self.held[holder] = known[1] if known[0] == reach else known[0]
+        else:
+            # The last of equal ones: little lies behind it where most runs share one reach.
+            del known[bisect_right(known, reach) - 1]
 
-    def reaches(self) -> Iterator[tuple[int, int]]:
+    def reaches(self) -> Iterator[tuple[Holder, int]]:
         """Every holder with the furthest that it reaches."""
         for holder, known in self.held.items():
             yield holder, known if isinstance(known, int) else known[-1]
 
 
+End: TypeAlias = tuple[Branch, int]
+"""Where a run ends: a branch and the reach into it."""
+Path: TypeAlias = list[tuple[Branch, int, int]]
+"""Branches along a chain, first to last, each with where it begins in the chain and where the
+chain leaves it."""
+
+
 class Forest:
     """The runs of one space.
 
-    Samples that are not what a chain's hashes can be (two chains with one hash at different
-    places) are listed as far as they make sense.
+    Samples that cannot be a chain's (one hash at two places) are listed as far as they make sense.
     """
 
     __slots__ = ("_roots", "bytes", "starts")
@@ -81,20 +103,16 @@ class Forest:
         self.bytes = 0
         """Joined samples kept."""
         self.starts: dict[int, int] = {}
-        """Where runs begin in their chains, and how many of the roots begin there."""
+        """Where runs begin in their chains, and how many roots begin there."""
         self._roots: dict[bytes, Branch] = {}
 
-    def add(self, run: bytes, start: int, holder: int) -> tuple[Branch, int] | None:
-        """List a run.
+    def add(self, run: bytes, start: int, holder: Holder) -> End | None:
+        """List a run; gives its end, or None if nothing of it can be listed.
 
         Args:
             run: its samples, at least one.
             start: its place in its chain.
             holder: who holds it.
-
-        Returns:
-            Where it ends, for :meth:`remove`: a branch and the reach into it; None if nothing of
-            it can be listed.
         """
         branch = self._roots.get(run[:SHORT_BYTES])
         if branch is None:
@@ -103,47 +121,45 @@ class Forest:
             return branch, len(run)
         if branch.at != start:
             return None
+        length = len(run)
         done = 0
         while True:
             reach = shared(branch.hashes, run, done)
             done += reach
-            if done == len(run):
+            if done == length:
                 break
-            child = _child(branch, run[done : done + SHORT_BYTES])
+            children = branch.children
+            child = children.get(run[done : done + SHORT_BYTES]) if children is not None else None
             if child is not None:
                 if child.at != reach:
                     break
                 branch.hold(holder, reach)
                 branch = child
-                continue
-            rest = run[done:]
-            self.bytes += len(rest)
-            if reach == len(branch.hashes):
-                branch.hashes += rest
-                reach = len(branch.hashes)
+            elif reach == len(branch.hashes):
+                self.bytes += length - done
+                branch.hashes += run[done:]
+                reach += length - done
+                break
             else:
+                self.bytes += length - done
                 branch.hold(holder, reach)
-                branch = _part(branch, reach, rest)
-                reach = len(rest)
-            break
+                branch = _part(branch, reach, run[done:])
+                reach = length - done
+                break
         branch.hold(holder, reach)
         return branch, reach
 
-    def remove(self, branch: Branch, reach: int, holder: int) -> None:
+    def remove(self, branch: Branch, reach: int, holder: Holder) -> None:
         """Take back one run that :meth:`add` listed with this end."""
-        at: Branch | None = branch
-        while at is not None:
-            at.release(holder, reach)
-            if reach == len(at.hashes):
-                self._trim(at)
-            reach, at = at.at, at.parent
+        here: Branch | None = branch
+        while here is not None:
+            here.release(holder, reach)
+            if reach == len(here.hashes):
+                self._trim(here)
+            reach, here = here.at, here.parent
 
-    def path(self, chain: bytes, start: int) -> list[tuple[Branch, int, int]]:
-        """The branches along a chain from the run on that begins at ``start``.
-
-        Returns:
-            First to last: the branch, where it begins in the chain, where the chain leaves it.
-        """
+    def path(self, chain: bytes, start: int) -> Path:
+        """The branches along a chain from the run on that begins at ``start``; none without it."""
         branch = self._roots.get(chain[start : start + SHORT_BYTES])
         if branch is None or branch.at != start:
             return []
@@ -151,7 +167,8 @@ class Forest:
         while True:
             end = start + shared(branch.hashes, chain, start)
             found.append((branch, start, end))
-            child = _child(branch, chain[end : end + SHORT_BYTES])
+            children = branch.children
+            child = children.get(chain[end : end + SHORT_BYTES]) if children is not None else None
             if child is None or start + child.at != end:
                 return found
             branch, start = child, end
@@ -167,8 +184,7 @@ class Forest:
         end = max((reach for _, reach in branch.reaches()), default=0)
         self.bytes -= len(branch.hashes) - end
         if end:
-            if end < len(branch.hashes):
-                branch.hashes = branch.hashes[:end]
+            branch.hashes = branch.hashes[:end]
             return
         first = branch.hashes[:SHORT_BYTES]
         parent = branch.parent
@@ -183,10 +199,6 @@ class Forest:
                 parent.children = None
 
 
-def _child(branch: Branch, first: bytes) -> Branch | None:
-    return branch.children.get(first) if branch.children is not None else None
-
-
 def _part(parent: Branch, at: int, hashes: bytes) -> Branch:
     child = Branch(hashes, parent, at)
     if parent.children is None:
@@ -197,15 +209,16 @@ def _part(parent: Branch, at: int, hashes: bytes) -> Branch:
 
 def shared(hashes: bytes, chain: bytes, start: int) -> int:
     """How much of ``hashes`` is the chain's from ``start`` on, where the first sample is."""
+    if chain.startswith(hashes, start):
+        return len(hashes)
     most = min(len(hashes), len(chain) - start)
     if hashes[most - SHORT_BYTES : most] == chain[start + most - SHORT_BYTES : start + most]:
         return most
-    low, high = 1, most // SHORT_BYTES
-    while high - low > 1:
-        middle = (low + high) // 2
-        at = (middle - 1) * SHORT_BYTES
-        if hashes[at : at + SHORT_BYTES] == chain[start + at : start + at + SHORT_BYTES]:
+    low, high = SHORT_BYTES, most
+    while high - low > SHORT_BYTES:
+        middle = (low + high) >> 4 << 3
+        if chain.startswith(hashes[middle - SHORT_BYTES : middle], start + middle - SHORT_BYTES):
             low = middle
         else:
             high = middle
-    return low * SHORT_BYTES
+    return low

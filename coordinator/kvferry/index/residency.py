@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
-from kvferry.ids import SHORT_BYTES, pack_short
+from kvferry.ids import SHORT_BYTES
 from kvferry.index.answer import Held, Usable, joined, whole
-from kvferry.index.forest import Branch, Forest
+from kvferry.index.forest import Branch, End, Forest, Holder
 
 
 class Offered(Protocol):
@@ -30,15 +30,6 @@ class Offered(Protocol):
         ...
 
 
-class _End(NamedTuple):
-    """Where the index lists an offer."""
-
-    branch: Branch | None
-    """None for an offer of which nothing can be listed."""
-    reach: int
-    holder: int
-
-
 class Residency:
     """The offers of one space by node and tier, for longest-prefix questions.
 
@@ -52,13 +43,9 @@ class Residency:
 
     def __init__(self) -> None:
         self._forest = Forest()
-        self._ends: dict[str, _End] = {}
-        self._holders: dict[tuple[str, str], int] = {}
-        """(node, tier) to a number for as long as it offers something."""
-        self._who: dict[int, tuple[str, str]] = {}
-        self._listed: dict[int, int] = {}
-        """Offers by holder."""
-        self._numbers = 0
+        self._ends: dict[str, tuple[Branch | None, int, Holder]] = {}
+        """Where each offer is listed and for whom; nowhere if nothing of it can be."""
+        self._holders: dict[tuple[str, str], Holder] = {}
 
     def put(self, offer_id: str, offer: Offered, stride: int) -> None:
         """List an offer, or what became of it.
@@ -68,28 +55,28 @@ class Residency:
             offer: what it lists now.
             stride: blocks between two sampled hashes on that node.
         """
-        holder = self._holder(offer.node, offer.tier)
-        start, between = divmod(offer.base, stride)
-        end = None
-        # Samples counted from between two of the grid are no sample of any chain that is asked for.
-        if offer.hashes and not between:
-            end = self._forest.add(offer.hashes, start * SHORT_BYTES, holder)
-        # Counted before the old one goes: its holder must not be forgotten in between.
-        self._listed[holder] = self._listed.get(holder, 0) + 1
-        self.drop(offer_id)
-        self._ends[offer_id] = _End(None, 0, holder) if end is None else _End(*end, holder)
+        who = offer.node, offer.tier
+        holder = self._holders.get(who)
+        if holder is None:
+            holder = self._holders[who] = Holder(*who)
+        # Before the old one goes, so that neither branch nor holder is given up in between.
+        holder.offers += 1
+        end = self._list(offer, stride, holder)
+        if offer_id in self._ends:
+            self.drop(offer_id)
+        self._ends[offer_id] = (None, 0, holder) if end is None else (*end, holder)
 
     def drop(self, offer_id: str) -> None:
         """Forget one offer; an unknown one is ignored."""
         end = self._ends.pop(offer_id, None)
         if end is None:
             return
-        if end.branch is not None:
-            self._forest.remove(end.branch, end.reach, end.holder)
-        self._listed[end.holder] -= 1
-        if not self._listed[end.holder]:
-            del self._listed[end.holder]
-            del self._holders[self._who.pop(end.holder)]
+        branch, reach, holder = end
+        if branch is not None:
+            self._forest.remove(branch, reach, holder)
+        holder.offers -= 1
+        if not holder.offers:
+            del self._holders[holder.node, holder.tier]
 
     def holders(self, chain: bytes, *, usable: Usable | None = None, limit: int = 0) -> list[Held]:
         """The nodes that hold a prefix of a chain, longest first, then by name.
@@ -97,7 +84,7 @@ class Residency:
         Args:
             chain: sampled short hashes, joined, of the chain from its first block on.
             usable: asked once for each node that holds something; without it all are.
-            limit: stop looking for shorter prefixes once so many nodes are found; 0 for never.
+            limit: at most so many, of those that hold most; 0 for all.
 
         Returns:
             At least one sample each.
@@ -110,30 +97,23 @@ class Residency:
             for start in self._forest.starts
             if 0 < start < len(chain) and (further := self._forest.path(chain, start))
         ]
-        if later:
-            return joined(path, later, self._who, usable)
-        return whole(path, self._who, usable, limit)
-
-    def lookup(self, hashes: Sequence[int], exclude: str = "") -> list[tuple[str, int]]:
-        """:meth:`holders` of a chain of integers: (node, samples), without ``exclude``."""
-        found = self.holders(pack_short(hashes), usable=lambda node: node != exclude)
-        return [(held.node, held.samples) for held in found]
+        found = joined(path, later, usable) if later else whole(path, usable, limit)
+        return found[:limit] if limit else found
 
     def offers(self) -> Mapping[str, frozenset[str]]:
         """Ids of the listed offers by node."""
         found: dict[str, set[str]] = {}
-        for offer_id, end in self._ends.items():
-            found.setdefault(self._who[end.holder][0], set()).add(offer_id)
+        for offer_id, (_, _, holder) in self._ends.items():
+            found.setdefault(holder.node, set()).add(offer_id)
         return {node: frozenset(ids) for node, ids in found.items()}
 
     def samples(self) -> int:
         """Distinct sampled hashes that somebody holds."""
         return self._forest.bytes // SHORT_BYTES
 
-    def _holder(self, node: str, tier: str) -> int:
-        holder = self._holders.get((node, tier))
-        if holder is None:
-            self._numbers += 1
-            holder = self._holders[node, tier] = self._numbers
-            self._who[holder] = (node, tier)
-        return holder
+    def _list(self, offer: Offered, stride: int, holder: Holder) -> End | None:
+        start, between = divmod(offer.base, stride)
+        # Samples that are counted from a place between two are samples of no chain asked for.
+        if between or not offer.hashes:
+            return None
+        return self._forest.add(offer.hashes, start * SHORT_BYTES, holder)

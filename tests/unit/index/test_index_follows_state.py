@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property import index_model as model
 from tests.unit.daemon.support import BLOCK, SPACE, STRIDE, chain, offer
 
 from kvferry.core.apply import apply_batch
@@ -21,6 +23,7 @@ from kvferry.core.events import (
     Retained,
 )
 from kvferry.core.state import State
+from kvferry.ids import short_hashes
 from kvferry.index.spaces import ResidencyIndex
 
 CHAINS = [chain(f"c{n}", 8 * STRIDE, shared=(n % 5) * STRIDE, root="root") for n in range(6)]
@@ -71,7 +74,18 @@ class History:
     def retained(self, node: str) -> Retained:
         hashes = self.rng.choice(CHAINS)
         name = f"{self.lives[node][0]}.{self.rng.randint(0, 5)}"
-        return offer(name, hashes[: self.rng.randint(1, len(hashes))], rev=self.rng.randint(1, 60))
+        count = self.rng.randint(1, len(hashes))
+        base = self.rng.choice([0, 0, 0, 3, STRIDE, 2 * STRIDE])
+        return msgspec.structs.replace(
+            offer(
+                name,
+                hashes[:count],
+                rev=self.rng.randint(1, 60),
+                tier=self.rng.choice(["hbm", "cache", "host"]),
+            ),
+            base=base,
+            hashes=short_hashes(hashes[base:count], STRIDE),
+        )
 
     def step(self) -> None:
         rng, node = self.rng, self.rng.choice(list(self.lives))
@@ -103,10 +117,19 @@ class History:
         return None
 
 
+def asked() -> list[bytes]:
+    return [short_hashes(one, STRIDE) for one in CHAINS]
+
+
 def answers(index: ResidencyIndex) -> list[object]:
     space = index.space(SPACE)
-    samples = [tuple(int.from_bytes(h[:8], "big") for h in c[STRIDE - 1 :: STRIDE]) for c in CHAINS]
-    return [space.offers(), space.samples(), *(space.lookup(one) for one in samples)]
+    return [space.offers(), space.samples(), *(space.holders(one) for one in asked())]
+
+
+def right(state: State) -> list[object]:
+    """What the state's offers are by the plain model."""
+    offers = state.space(SPACE).offers.values()
+    return [model.answers(offers, one, STRIDE) for one in asked()]
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -115,7 +138,16 @@ def test_followed_equals_rebuilt(seed: int) -> None:
     history = History(seed)
     for _ in range(60):
         history.step()
-        assert answers(history.index) == answers(ResidencyIndex.from_state(history.state))
+        followed = answers(history.index)
+        assert followed == answers(ResidencyIndex.from_state(history.state))
+        by_node = [
+            {
+                held.node: (held.samples, held.tier)
+                for held in history.index.space(SPACE).holders(one)
+            }
+            for one in asked()
+        ]
+        assert by_node == right(history.state)
 
 
 def test_the_comparison_has_teeth() -> None:
@@ -130,5 +162,5 @@ def test_the_comparison_has_teeth() -> None:
 
 def test_an_unknown_space_is_empty_and_not_kept() -> None:
     index = ResidencyIndex()
-    assert index.space("nowhere").lookup((1, 2)) == []
+    assert index.space("nowhere").holders(b"12345678") == []
     assert index.space("nowhere") is not index.space("nowhere")

@@ -1,129 +1,118 @@
-"""Longest prefixes by node: against a plain model, with holes, shared and shrinking offers."""
+"""Cases of the index worth naming: holes, tiers, what several offers list, what moves and ends."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.property.index_model import Offer
 
 from kvferry.ids import pack_short
+from kvferry.index.answer import Held
 from kvferry.index.residency import Residency
 
 STRIDE = 4
+NUMBERS = range(100, 110)
+CHAIN = pack_short(NUMBERS)
 
 
-@dataclass
-class Offer:
-    node: str
-    samples: tuple[int, ...]
-    base: int = 0
-    tier: str = "cache"
-
-    @property
-    def hashes(self) -> bytes:
-        return pack_short(self.samples)
+def run(start: int, end: int, *, node: str = "d0", tier: str = "cache", beside: int = 0) -> Offer:
+    """Samples ``start`` to ``end`` of the chain, ``beside`` blocks off their place."""
+    return Offer(node, tier, pack_short(NUMBERS[start:end]), start * STRIDE + beside)
 
 
-def forked_chains(rng: random.Random, count: int) -> list[tuple[int, ...]]:
-    """Chains of which some share a prefix with an earlier one."""
-    chains: list[tuple[int, ...]] = []
-    for _ in range(count):
-        kept: tuple[int, ...] = ()
-        if chains and rng.random() < 0.7:
-            parent = rng.choice(chains)
-            kept = parent[: rng.randint(0, len(parent))]
-        fresh = tuple(rng.getrandbits(64) for _ in range(rng.randint(0, 9)))
-        chains.append(kept + fresh)
-    return chains
-
-
-def model(offers: dict[str, Offer], chain: tuple[int, ...]) -> dict[str, int]:
-    """Walk the chain sample by sample, as slowly and plainly as possible."""
-    found: dict[str, int] = {}
-    for node in {offer.node for offer in offers.values()}:
-        mine = [offer for offer in offers.values() if offer.node == node]
-        whole = {one for offer in mine if offer.base == 0 for one in offer.samples}
-        later = {
-            one
-            for offer in mine
-            if offer.base and offer.base % STRIDE == 0
-            for one in offer.samples
-        }
-        reach = 0
-        while reach < len(chain) and chain[reach] in whole:
-            reach += 1
-        while reach and reach < len(chain) and chain[reach] in later:
-            reach += 1
-        if reach:
-            found[node] = reach
-    return found
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
-def test_any_history_of_offers_answers_like_the_plain_model(seed: int) -> None:
-    rng = random.Random(seed)
-    chains = forked_chains(rng, 8)
-    residency, offers = Residency(), dict[str, Offer]()
-    for _ in range(rng.randint(1, 40)):
-        name = f"o{rng.randint(0, 9)}"
-        if rng.random() < 0.3:
-            residency.drop(name)
-            offers.pop(name, None)
-            continue
-        chain = rng.choice(chains)
-        keep = rng.randint(0, len(chain))
-        skipped = rng.choice([0, 0, 0, rng.randint(0, keep)])
-        base = skipped * STRIDE + rng.choice([0, 0, 1]) if skipped else 0
-        offer = Offer(f"n{rng.randint(0, 2)}", chain[skipped:keep], base)
-        residency.put(name, offer, STRIDE)
-        offers[name] = offer
-    for chain in chains:
-        found = residency.lookup(chain)
-        assert dict(found) == model(offers, chain)
-        assert [reach for _, reach in found] == sorted((r for _, r in found), reverse=True)
-        assert all(node != "n0" for node, _ in residency.lookup(chain, exclude="n0"))
+def held(residency: Residency, chain: bytes = CHAIN) -> list[tuple[str, int, str]]:
+    return [(one.node, one.samples, one.tier) for one in residency.holders(chain)]
 
 
 def test_a_hole_is_never_jumped() -> None:
-    chain = tuple(range(100, 110))
     residency = Residency()
-    residency.put("head", Offer("d0", chain[:6]), STRIDE)
-    residency.put("rest", Offer("d0", chain[6:], base=6 * STRIDE), STRIDE)
-    assert residency.lookup(chain) == [("d0", 10)]
-    residency.put("head", Offer("d0", chain[:3]), STRIDE)
-    assert residency.lookup(chain) == [("d0", 3)]
+    residency.put("head", run(0, 6), STRIDE)
+    residency.put("rest", run(6, 10), STRIDE)
+    assert held(residency) == [("d0", 10, "cache")]
+    residency.put("head", run(0, 3), STRIDE)
+    assert held(residency) == [("d0", 3, "cache")]
+    residency.put("between", run(2, 7), STRIDE)
+    assert held(residency) == [("d0", 10, "cache")]
     residency.drop("head")
-    assert residency.lookup(chain) == []
+    assert held(residency) == []
+
+
+def test_nobody_is_helped_by_what_another_node_holds() -> None:
+    residency = Residency()
+    residency.put("head", run(0, 6), STRIDE)
+    residency.put("rest", run(6, 10, node="d1"), STRIDE)
+    assert held(residency) == [("d0", 6, "cache")]
+
+
+def test_the_tier_is_the_best_that_holds_all_or_the_least_good_that_is_needed() -> None:
+    residency = Residency()
+    residency.put("cache", run(0, 6), STRIDE)
+    residency.put("lease", run(0, 6, tier="hbm"), STRIDE)
+    assert held(residency) == [("d0", 6, "hbm")]
+    residency.put("host", run(0, 8, tier="host"), STRIDE)
+    assert held(residency) == [("d0", 8, "host")]
+    assert held(residency, CHAIN[:48]) == [("d0", 6, "hbm")]
+    residency.put("host", run(5, 10, tier="host"), STRIDE)
+    assert held(residency) == [("d0", 10, "host")]
+    residency.drop("lease")
+    residency.drop("host")
+    assert held(residency) == [("d0", 6, "cache")]
 
 
 def test_an_offer_that_begins_between_samples_extends_nothing() -> None:
-    chain = tuple(range(100, 110))
     residency = Residency()
-    residency.put("head", Offer("d0", chain[:6]), STRIDE)
-    residency.put("rest", Offer("d0", chain[6:], base=6 * STRIDE + 1), STRIDE)
-    assert residency.lookup(chain) == [("d0", 6)]
+    residency.put("head", run(0, 6), STRIDE)
+    residency.put("rest", run(6, 10, beside=1), STRIDE)
+    assert held(residency) == [("d0", 6, "cache")]
+    assert residency.offers() == {"d0": {"head", "rest"}}
+    residency.drop("rest")
+    assert residency.offers() == {"d0": {"head"}}
 
 
 def test_what_two_offers_list_outlives_one_of_them() -> None:
-    chain = tuple(range(100, 110))
     residency = Residency()
-    residency.put("one", Offer("d0", chain), STRIDE)
-    residency.put("two", Offer("d0", chain[:5]), STRIDE)
+    residency.put("one", run(0, 10), STRIDE)
+    residency.put("two", run(0, 5), STRIDE)
+    assert residency.samples() == 10
     residency.drop("one")
-    assert residency.lookup(chain) == [("d0", 5)]
+    assert held(residency) == [("d0", 5, "cache")]
+    assert residency.samples() == 5
     residency.drop("two")
     residency.drop("two")
-    assert residency.lookup(chain) == []
-    assert residency.samples() == 0
-    assert residency.offers() == {}
+    assert held(residency) == []
+    assert (residency.samples(), residency.offers()) == (0, {})
+
+
+def test_a_sample_is_kept_once_however_many_hold_it() -> None:
+    residency = Residency()
+    for number in range(50):
+        residency.put(f"o{number}", run(0, 10, node=f"d{number}"), STRIDE)
+    assert residency.samples() == 10
+    assert len(held(residency)) == 50
+    assert residency.holders(CHAIN, limit=2) == [Held("d0", 10, "cache"), Held("d1", 10, "cache")]
+
+
+def test_a_chain_that_parts_is_found_up_to_there_and_beyond() -> None:
+    other = CHAIN[:40] + pack_short(range(200, 205))
+    residency = Residency()
+    residency.put("one", run(0, 10), STRIDE)
+    residency.put("two", Offer("d1", "cache", other), STRIDE)
+    assert held(residency, other) == [("d1", 10, "cache"), ("d0", 5, "cache")]
+    assert held(residency) == [("d0", 10, "cache"), ("d1", 5, "cache")]
+    residency.drop("one")
+    assert held(residency) == [("d1", 5, "cache")]
+    assert residency.samples() == 10
 
 
 def test_an_offer_that_moves_to_another_node_leaves_the_first() -> None:
-    chain = (1, 2, 3)
     residency = Residency()
-    residency.put("one", Offer("d0", chain), STRIDE)
-    residency.put("one", Offer("d1", chain), STRIDE)
-    assert residency.lookup(chain) == [("d1", 3)]
+    residency.put("one", run(0, 3), STRIDE)
+    residency.put("one", run(0, 3, node="d1"), STRIDE)
+    assert held(residency) == [("d1", 3, "cache")]
+
+
+def test_each_node_is_asked_about_once() -> None:
+    residency, asked = Residency(), list[str]()
+    residency.put("lease", run(0, 10, tier="hbm"), STRIDE)
+    residency.put("offer", run(0, 10), STRIDE)
+    residency.put("short", Offer("d1", "cache", CHAIN[:40] + bytes(8)), STRIDE)
+    found = residency.holders(CHAIN, usable=lambda node: bool(asked.append(node)))
+    assert (found, sorted(asked)) == ([], ["d0", "d1"])
