@@ -8,5 +8,7 @@ come by the entry-point group ``kvferry.benches`` instead.
 
 from __future__ import annotations
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "rebuild": "kvferry.bench.rebuild.command:command",
+}
 """Name of a command to ``module:function``."""

@@ -146,6 +146,7 @@ class Projector:
             log.info("the ledger is empty: waiting for the first node to join")
         self.loaded = True
         self._note_level()
+        self._wake()
 
     async def _follow(self) -> None:
         """Read until the ledger fails or is replaced."""
@@ -197,9 +198,13 @@ class Projector:
             except Exception:
                 log.exception("%r failed at message %d; going on", observer, stored.seq)
         if self._waiters:
-            for seq, waiter in self._waiters:
-                if seq <= stored.seq and not waiter.done():
-                    waiter.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        """End the waits for what the state now includes."""
+        for seq, waiter in self._waiters:
+            if seq <= self.state.position and not waiter.done():
+                waiter.set_result(None)
 
     def _note_level(self) -> None:
         if self.state.position >= self._last:

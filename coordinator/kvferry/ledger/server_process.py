@@ -32,9 +32,8 @@ LOG_TAIL_BYTES = 2000
 STORE_BYTES_MAX = 64 * 1024**3
 """For the server as a whole; what holds are the bounds of each stream."""
 
-# The kernel ends the server with us, even when we are killed. Set in the new process itself
-# before it becomes the server, because running Python between fork and exec is not safe in a
-# process with threads.
+# Set in the new process itself before it becomes the other program, because running Python between
+# fork and exec is not safe in a process with threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -42,6 +41,12 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent process is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
+
+
+def ending_with_us(*command: str) -> list[str]:
+    """The arguments that start ``command`` so that the kernel ends it (SIGTERM) when the thread
+    that starts it ends, even when we are killed. ``command`` begins with a path."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
 def find_binary() -> str:
@@ -109,10 +114,9 @@ class ServerProcess:
     def __init__(self, binary: str, store_dir: Path, config: Path, keep_open: int) -> None:
         self._store_dir = store_dir
         self._output = store_dir / "nats-server.out"
-        launch = (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()))
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*launch, binary, "-c", str(config)],
+                ending_with_us(binary, "-c", str(config)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -1,0 +1,1 @@
+"""``kvferry bench rebuild``: how long a new coordinator takes to know all."""

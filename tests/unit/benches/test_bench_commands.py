@@ -1,0 +1,67 @@
+"""`kvferry bench`'s own commands: their help, their documents, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvferry.bench import COMMANDS
+from kvferry.cli.main import app
+
+runner = CliRunner()
+
+
+def measured(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark with a JSON file; its document."""
+    file = tmp_path / "figures.json"
+    result = runner.invoke(app, ["bench", *arguments, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["circumstances"]["cores"] >= 1
+    return document
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_and_every_option_says_what_it_is_for(name: str) -> None:
+    bench = typer.main.get_command(app).commands["bench"]  # type: ignore[attr-defined]
+    command = bench.get_command(None, name)
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
+    assert "Example" in command.help
+    assert f"kvferry bench {name}" in command.help
+    result = runner.invoke(app, ["bench", name, "--help"])
+    assert result.exit_code == 0, result.output
+
+
+def test_rebuild_comes_to_one_state_by_both_ways(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    figures = measured(
+        tmp_path, "rebuild", "--events", "20000", "--runs", "1", "--store", str(store)
+    )
+    assert figures["block_events"] >= 20_000
+    assert figures["facts"] > figures["messages"] > 0
+    assert 0 < figures["held_blocks"] <= figures["block_events"]
+    assert figures["replay_s"] > 0
+    assert figures["snapshot_s"] > 0
+    assert list(store.iterdir()) == [], "the ledger is gone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["rebuild", "--nodes", "3"], "--nodes"),
+        (["rebuild", "--store", "/nowhere/at/all"], "--store"),
+        (["rebuild", "--json", "/nowhere/at/all.json"], "--json"),
+    ],
+)
+def test_wrong_use_is_code_2_and_names_the_option(arguments: list[str], names: str) -> None:
+    result = runner.invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2, result.output
+    assert names in result.output
+    assert "Traceback" not in result.output
