@@ -59,6 +59,16 @@ class Leased(NamedTuple):
     lease: str
     offer: str
     ttl_ms: int
+    why: str
+    """``handover``, ``retain`` or ``expected``."""
+
+
+class LeaseRenewed(NamedTuple):
+    """A lease goes on for ``ttl_ms`` from now."""
+
+    lease: str
+    ttl_ms: int
+    why: str
 
 
 class LeaseEnded(NamedTuple):

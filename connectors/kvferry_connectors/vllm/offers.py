@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
+import msgspec
+
 from kvferry.core.events import FACTS, Event, Evicted, Retained
 from kvferry.ids import short_hashes
-from kvferry_connectors.vllm.items import Leased, Offered
+from kvferry_connectors.vllm.items import Leased, LeaseRenewed, Offered
 
 Out: TypeAlias = tuple[str, Event, str]
 
@@ -31,15 +33,17 @@ class _Offer:
 
 
 class OfferBook:
-    """All offers and leases of one engine. Runs on the node agent's thread only."""
+    """All offers of one tier of an engine, and the leases on them. On the node agent's thread."""
 
-    def __init__(self, stride: int) -> None:
+    def __init__(self, stride: int, tier: str = "cache") -> None:
         self._stride = stride
+        self._tier = tier
         self._offers: dict[str, _Offer] = {}
         self._by_hash: dict[bytes, tuple[int, tuple[str, ...]]] = {}
         """Chain hash to its place in its chain and the offers that hold it."""
         self._by_tail: dict[bytes, str] = {}
-        self._leases: set[str] = set()
+        self._leases: dict[str, Retained] = {}
+        """The last event of each lease that stands."""
 
     def offered(self, item: Offered) -> Iterator[Out]:
         """A chain is offered; offers that it covers end as superseded."""
@@ -50,7 +54,7 @@ class OfferBook:
             self._by_hash[chain_hash] = (place, (*owners, offer.id))
         self._offers[offer.id] = offer
         self._by_tail[offer.tail] = offer.id
-        yield self._retained(offer.id, offer, "cache", 0)
+        yield FACTS, self._retained(offer), offer.id
         for old in covered:
             yield self._end(old, "superseded", offer.id)
 
@@ -58,16 +62,27 @@ class OfferBook:
         """A lease on an offer's blocks begins."""
         offer = self._offers.get(item.offer)
         if offer is not None:
-            self._leases.add(item.lease)
-            yield self._retained(item.lease, offer, "hbm", item.ttl_ms)
+            event = self._lease_of(item.lease, offer, item.ttl_ms, item.why)
+            self._leases[item.lease] = event
+            yield FACTS, event, item.lease
+
+    def lease_renewed(self, item: LeaseRenewed) -> Iterator[Out]:
+        """A lease goes on."""
+        known = self._leases.get(item.lease)
+        if known is not None:
+            event = msgspec.structs.replace(
+                known, rev=known.rev + 1, ttl_ms=item.ttl_ms, why=item.why
+            )
+            self._leases[item.lease] = event
+            yield FACTS, event, item.lease
 
     def lease_ended(self, lease: str, reason: str) -> Iterator[Out]:
         """A lease ends; its offer may live on in the cache."""
-        if lease in self._leases:
-            self._leases.discard(lease)
-            yield FACTS, Evicted(offer=lease, rev=2, keep=0, reason=reason), lease
+        known = self._leases.pop(lease, None)
+        if known is not None:
+            yield FACTS, Evicted(offer=lease, rev=known.rev + 1, keep=0, reason=reason), lease
 
-    def reused(self, hashes: list[bytes]) -> Iterator[Out]:
+    def reused(self, hashes: list[bytes], reason: str = "reuse") -> Iterator[Out]:
         """Blocks are gone: each offer that had them keeps what lies before the first of them."""
         shrunk: dict[str, int] = {}
         for chain_hash in hashes:
@@ -79,14 +94,14 @@ class OfferBook:
             if offer is None or keep >= offer.keep:
                 continue
             if keep == 0:
-                yield self._end(name, "reuse")
+                yield self._end(name, reason)
                 continue
             lost = offer.keep - keep
             self._untail(offer)
             offer.keep = keep
             offer.rev += 1
             self._by_tail.setdefault(offer.tail, name)
-            event = Evicted(offer=name, rev=offer.rev, keep=keep, reason="reuse", count=lost)
+            event = Evicted(offer=name, rev=offer.rev, keep=keep, reason=reason, count=lost)
             yield FACTS, event, name
 
     def cleared(self, reason: str) -> Iterator[Out]:
@@ -118,16 +133,19 @@ class OfferBook:
         )
         return FACTS, event, name
 
-    def _retained(self, name: str, offer: _Offer, tier: str, ttl_ms: int) -> Out:
-        event = Retained(
-            offer=name,
+    def _retained(self, offer: _Offer) -> Retained:
+        return Retained(
+            offer=offer.id,
             rev=1,
-            tier=tier,
+            tier=self._tier,
             count=offer.keep,
             tail=bytes(offer.tail),
             hashes=short_hashes(offer.hashes[: offer.keep], self._stride),
-            ttl_ms=ttl_ms,
             request=offer.request,
             session=offer.session,
         )
-        return FACTS, event, name
+
+    def _lease_of(self, lease: str, offer: _Offer, ttl_ms: int, why: str) -> Retained:
+        return msgspec.structs.replace(
+            self._retained(offer), offer=lease, tier="hbm", ttl_ms=ttl_ms, why=why
+        )

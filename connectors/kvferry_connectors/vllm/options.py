@@ -61,7 +61,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lease_budget: float = 0.10
     """Share of this engine's KV blocks that leases may hold; 0 leases nothing."""
     lease_ms: int = 30_000
-    """How long a prefill's blocks are leased for the decode that follows."""
+    """How long a lease lasts: a prefill's blocks for the decode that follows, or a session's whose
+    next turn is likely while memory is short. It is renewed while that pays."""
+    retain_max_ms: int = 600_000
+    """A request may ask for its blocks to be leased for so long at most; 0 lets none ask."""
     free_watermark: float = 0.05
     """Leases end while fewer blocks than this share of the pool are free."""
     hint_ttl_s: int = 3_600
@@ -137,6 +140,11 @@ def _check(options: Options) -> None:
     ):
         if getattr(options, name) < 1:
             raise ConfigError(f"{name}={getattr(options, name)}: must be at least 1 millisecond")
+    for name in ("lease_ms", "retain_max_ms"):
+        if getattr(options, name) < 0:
+            raise ConfigError(
+                f"{name}={getattr(options, name)}: milliseconds, 0 or more; 0 leases nothing"
+            )
     if options.parent_load_failure_policy not in ("", "recompute"):
         raise ConfigError(
             f"parent_load_failure_policy={options.parent_load_failure_policy!r}: leave it empty "

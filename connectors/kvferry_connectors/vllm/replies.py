@@ -40,12 +40,11 @@ class Replies:
         joined, exports = self._joiner.joined, self.exports
         if joined is None or exports is None or blocks == 0 or not tracked.shareable:
             return None
-        offer, held = exports.offer(tracked, ids, blocks)
+        handover = tracked.params.handover or request.max_tokens == 1
+        awaited = handover and request.status.name != "FINISHED_ABORTED"
+        offer, held = exports.offer(tracked, ids, blocks, awaited=awaited)
         if not held:
             return None
-        handover = tracked.params.handover or request.max_tokens == 1
-        if handover and request.status.name != "FINISHED_ABORTED":
-            exports.lease(offer, ids, held)
         if mode == "paused":
             return None
         return joined.hints.sign(

@@ -109,6 +109,7 @@ class SchedulerSide:
             self._options,
             incarnation=self._incarnation,
             caching=bool(self._config.cache_config.enable_prefix_caching),
+            block_tokens=self._block_size,
         )
         self._replies.exports = self._exports
         self._publishing = Publishing(self._table.published, self._exports, self._block_size)
@@ -146,7 +147,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0, False
-        if self._exports is not None and self._exports.holds_leases():
+        if self._exports is not None and self._exports.leasing:
             self._exports.room_for(
                 self._admissions.whole(request),
                 tracked.hashes[: local_tokens // self._block_size],
@@ -188,9 +189,9 @@ class SchedulerSide:
                 self._apply_mode()
             self._publishing.scheduled(output)
             needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
-            if self._exports.holds_leases():
+            if self._exports.leasing:
                 needed += self._admissions.needed()
-            self._exports.each_step(needed)
+            self._exports.each_step(needed, output.total_num_scheduled_tokens)
         if self._waiting:
             self._pulls.renew_waiting(list(self._waiting.values()), now)
         meta = FerryMetadata()
@@ -242,9 +243,7 @@ class SchedulerSide:
 
     def block_frees_pending(self) -> bool:
         """The scheduler could not allocate: end leases rather than preempt somebody."""
-        if self._exports is None or not self._exports.holds_leases():
-            return False
-        return self._exports.make_room(ROOM_BLOCKS)
+        return self._exports is not None and self._exports.leasing.make_room(ROOM_BLOCKS)
 
     def reset_cache(self) -> bool:
         """The engine's cache was reset: nothing that we offered is there any more.
@@ -284,7 +283,7 @@ class SchedulerSide:
         self._mode_changed = False
         assert self._exports is not None
         self._exports.paused = self._mode == "paused"
-        self._exports.leasing = self._mode == "on"
+        self._exports.leasing.on = self._mode == "on"
         if self._mode == "paused":
             self._withdraw("paused")
 

@@ -23,7 +23,12 @@ def chain(seed: str, count: int, after: list[bytes] | None = None) -> list[bytes
 
 
 def request(
-    name: str, hashes: list[bytes], *, tokens: int | None = None, params: Any = None
+    name: str,
+    hashes: list[bytes],
+    *,
+    tokens: int | None = None,
+    params: Any = None,
+    salt: str | None = None,
 ) -> SimpleNamespace:
     """What the connector reads of vLLM's request."""
     return SimpleNamespace(
@@ -31,6 +36,7 @@ def request(
         block_hashes=hashes,
         num_prompt_tokens=len(hashes) * BLOCK if tokens is None else tokens,
         kv_transfer_params=None if params is None else {"kvferry": params},
+        cache_salt=salt,
     )
 
 
@@ -41,9 +47,10 @@ def tracked(
     tokens: int | None = None,
     params: Any = None,
     shareable: bool = True,
+    salt: str | None = None,
 ) -> Tracked:
     """A request as the scheduler side remembers it."""
-    made = request(name, hashes, tokens=tokens, params=params)
+    made = request(name, hashes, tokens=tokens, params=params, salt=salt)
     return Tracked(made, BLOCK, NO_TIME, shareable)
 
 

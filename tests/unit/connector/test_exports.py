@@ -48,15 +48,23 @@ class Engine:
         self.items.append(item)
         return ()
 
-    def serve(self, seed: str, blocks: int, *, lease: bool = False) -> tuple[str, list[bytes]]:
+    def serve(
+        self,
+        seed: str,
+        blocks: int,
+        *,
+        lease: bool = False,
+        after: list[bytes] | None = None,
+        params: Any = None,
+        salt: str | None = None,
+    ) -> tuple[str, list[bytes]]:
         """A request takes blocks, computes them, ends and is offered."""
         held = self.pool.get_new_blocks(blocks)
-        hashes = chain(seed, blocks)
+        hashes = chain(seed, blocks, after)
         ids = [block.block_id for block in held]
-        offer, count = self.exports.offer(tracked(seed, hashes), ids, blocks)
+        one = tracked(seed, hashes, params=params, salt=salt)
+        offer, count = self.exports.offer(one, ids, blocks, awaited=lease)
         assert count == blocks
-        if lease:
-            self.exports.lease(offer, ids, blocks)
         self.pool.free_blocks(reversed(held))
         return offer, hashes
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.unit.connector.support import chain
 
 from kvferry.core.events import FACTS, Evicted, Retained
 from kvferry.ids import short_hashes
-from kvferry_connectors.vllm.items import Leased, Offered
+from kvferry_connectors.vllm.items import Leased, LeaseRenewed, Offered
 from kvferry_connectors.vllm.offers import OfferBook, Out
 
 STRIDE = 4
@@ -117,10 +118,11 @@ def test_a_lease_begins_on_an_offer_and_ends_once() -> None:
     made = book()
     hashes = chain("a", 5)
     offered(made, "o1", hashes)
-    ((lane, event, _),) = made.leased(Leased("l1", "o1", 30_000))
+    ((lane, event, _),) = made.leased(Leased("l1", "o1", 30_000, "handover"))
     assert lane == FACTS
     assert isinstance(event, Retained)
     assert (event.offer, event.tier, event.ttl_ms, event.count) == ("l1", "hbm", 30_000, 5)
+    assert event.why == "handover"
     assert evictions(list(made.lease_ended("l1", "expired"))) == {"l1": (0, "expired", 0)}
     assert list(made.lease_ended("l1", "expired")) == []
     assert evictions(list(made.cleared("cleared"))).keys() == {"o1"}
@@ -133,3 +135,18 @@ def test_nothing_remains_in_the_book_when_all_is_gone() -> None:
     list(made.reused([h for name in "ab" for h in chain(name, 6)]))
     list(made.cleared("paused"))
     assert (made._offers, made._by_hash, made._by_tail) == ({}, {}, {})
+
+
+def test_a_lease_is_renewed_under_its_name_until_it_ends() -> None:
+    made = book()
+    offered(made, "o1", chain("a", 5))
+    ((_, begun, _),) = made.leased(Leased("l1", "o1", 30_000, "handover"))
+    assert evictions(list(made.cleared("reuse"))) == {"o1": (0, "reuse", 5)}  # Its offer is gone.
+    ((lane, renewed, cause),) = made.lease_renewed(LeaseRenewed("l1", 9_000, "expected"))
+    assert isinstance(begun, Retained)
+    assert (lane, cause) == (FACTS, "l1")
+    assert renewed == msgspec.structs.replace(begun, rev=2, ttl_ms=9_000, why="expected")
+    ((_, ended, _),) = made.lease_ended("l1", "expired")
+    assert isinstance(ended, Evicted)
+    assert (ended.rev, ended.keep, ended.reason) == (3, 0, "expired")
+    assert list(made.lease_renewed(LeaseRenewed("l1", 9_000, "expected"))) == []

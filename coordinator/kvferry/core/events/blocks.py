@@ -38,6 +38,9 @@ class Retained(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Lease time on the holder's monotonic clock; 0 for an offer without a lease."""
     request: str = ""
     session: str = ""
+    why: str = ""
+    """What a lease is for: ``handover`` (another engine is about to read it), ``retain`` (the
+    client asked), ``expected`` (its next turn is likely and memory is short)."""
 
 
 class Evicted(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ No lock and no clock in here: the export table calls it under its own lock with 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -20,6 +21,8 @@ TRANSFER_CHARS_MAX = 256
 TOMBSTONES_PER_PIN = 8
 ANSWERS_MAX = 64
 """Different pin messages of one transfer whose answers are kept for repetitions."""
+READS_MAX = 4096
+"""Reads that may wait to be taken; of more the oldest are forgotten, which only retention feels."""
 
 
 class RankEndpoint(msgspec.Struct, frozen=True):
@@ -32,20 +35,20 @@ class RankEndpoint(msgspec.Struct, frozen=True):
 
     key: bytes
     backends: dict[str, bytes]
+    host_backends: dict[str, bytes] = {}
 
 
 class PinDesk:
-    host_backends: dict[str, bytes] = {}
     """Answers pin, renew, done, abort and live; collects the ends of pins in ``ended``.
 
     Attributes:
         ended: pins that ended and were not reported yet; whoever calls takes them out.
         check: see :attr:`kvferry.node.export.table.ExportTable.check`.
+        host_first: number of the host tier's first slot; 0 without a host tier.
+        reads: last chain hash of each pin that was read whole, until somebody takes it.
     """
 
     def __init__(
-        host_first: number of the host tier's first slot; 0 without a host tier.
-        reads: last chain hash of each pin that was read whole, until somebody takes it.
         self,
         incarnation: str,
         offers: Offers,
@@ -65,10 +68,11 @@ class PinDesk:
         )
         self._next_deadline_s = float("inf")
         self.ranks: tuple[RankEndpoint, ...] = ()
+        self.host_first = 0
         self.paused = False
         self.check: Check | None = None
         self.ended: list[PinEnded] = []
-        self.host_first = 0
+        self.reads: deque[bytes] = deque(maxlen=READS_MAX)
 
     @property
     def pins(self) -> int:
@@ -198,11 +202,11 @@ class PinDesk:
         """The longest prefix that the pin holds already or that is offered; None for none."""
         blocks: list[int] = []
         fresh: list[int] = []
+        host = frame.host and self.host_first > 0 and all(r.host_backends for r in self.ranks)
         mark = self._offers.settled_mark()
         for chain in frame.hashes:
             block = pin.held.get(chain)
             if block is None:
-        host = frame.host and self.host_first > 0 and all(r.host_backends for r in self.ranks)
                 block = self._offers.find(chain, self.check, host=host)
                 if block is None:
                     break
@@ -214,22 +218,22 @@ class PinDesk:
         if fresh:
             pin.marks.setdefault(mark, []).extend(fresh)
         packed = pack_blocks(blocks)
+        from_host = host and max(blocks) >= self.host_first
         return Granted(
             transfer=frame.transfer,
             incarnation=self._incarnation,
             blocks=tuple(blocks),
-        from_host = host and max(blocks) >= self.host_first
             deadline_ms=min(max(1, frame.deadline_ms), self._pin_ms_max),
             grants=tuple(
                 sign_grant(rank.key, frame.transfer, packed, pin.expires_ms) for rank in self.ranks
             ),
             backends=tuple(rank.backends for rank in self.ranks),
+            host_first=self.host_first if from_host else 0,
+            host_backends=tuple(r.host_backends for r in self.ranks) if from_host else (),
         )
 
     def _intact(self, pin: OpenPin) -> bool:
         unchanged = self._offers.unchanged_since
-            host_first=self.host_first if from_host else 0,
-            host_backends=tuple(r.host_backends for r in self.ranks) if from_host else (),
         if not all(unchanged(mark, blocks) for mark, blocks in pin.marks.items()):
             return False
         check = self.check
@@ -243,6 +247,8 @@ class PinDesk:
         return ended.answers.get(frame.rank, False)
 
     def _end(self, pin: OpenPin, event: str, now_s: float, detail: str = "") -> None:
+        if event == "intact":
+            self.reads.append(next(reversed(pin.held)))
         self.ended.append(self._book.end(pin, event, now_s, detail))
         if not self._book.open:
             self._offers.watch(False)

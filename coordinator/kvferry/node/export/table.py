@@ -159,6 +159,15 @@ class ExportTable:
         with self._lock:
             return self._offers.gone_lost
 
+    def take_reads(self) -> list[bytes]:
+        """The last chain hash of each run that another node has read whole since the last call.
+
+        Takes no lock.
+        """
+        reads = self._desk.reads
+        # Only the caller takes, so it cannot run empty in between.
+        return [reads.popleft() for _ in range(len(reads))]
+
     def pinned_blocks(self) -> set[int]:
         """The blocks that a standing pin covers."""
         with self._operation():

@@ -1,0 +1,234 @@
+"""Carries out what retention decides, on vLLM's block pool.
+
+A lease is a reference count taken with ``touch``. It ends in the scheduler hooks that come before
+somebody would have to wait, and never while a peer reads its blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvferry.core.retention import END, HOST, LEASE, RENEW, TO_HOST, Action, Retention
+from kvferry.core.retention_turnover import Turnover
+from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.node.export.host_copies import ToHost
+from kvferry.node.export.table import ExportTable
+from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.vllm.host import HostTier
+from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
+from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.tracked import Tracked
+
+SWEEP_S = 0.1
+"""Leases, and what the cache is about to reuse, are looked at so often; under pressure at once."""
+
+Intact = Callable[[Sequence[int], Sequence[bytes]], bool]
+"""Whether each of these blocks still holds what it was offered as."""
+
+
+class OfferedChain(Chain, kw_only=True, gc=False):
+    """A chain of this engine, under the id of its offer."""
+
+    hashes: list[bytes]
+    """The engine's own list, of which the chain has the first ``len(blocks)``."""
+
+
+class Leasing:
+    """The leases of one engine. All methods run on the engine thread.
+
+    Attributes:
+        on: leases are taken; those that stand drain once they are not.
+        ended: ended leases by reason.
+        retention: what decides.
+        host: where chains go that the cache is about to lose, if there is a host tier.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        table: ExportTable,
+        outbox: Outbox,
+        options: Options,
+        *,
+        offers: Mapping[bytes, str],
+        intact: Intact,
+        block_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``offers`` maps the tail hash of each chain that is offered whole to its offer."""
+        self.on = True
+        self.ended: Counter[str] = Counter()
+        self.retention = Retention(
+            Rules(lease_ms=max(1, options.lease_ms), retain_max_ms=options.retain_max_ms)
+        )
+        self.host: HostTier | None = None
+        self._pool = pool
+        self._table = table
+        self._outbox = outbox
+        self._offers = offers
+        self._intact = intact
+        self._block_tokens = block_tokens
+        self._clock = clock
+        total = len(pool.blocks)
+        self._budget = int(total * options.lease_budget) if options.lease_ms > 0 else 0
+        self._watermark = int(total * options.free_watermark)
+        self._turnover = Turnover()
+        self._leases: dict[str, tuple[str, list[Any]]] = {}
+        """Chain to the ledger's name of its lease and the blocks that we hold."""
+        self._counter = itertools.count(1)
+        self._sweep_at_s = 0.0
+
+    def __len__(self) -> int:
+        """How many leases stand."""
+        return len(self._leases)
+
+    def offered(
+        self,
+        offer: str,
+        tracked: Tracked,
+        block_ids: Sequence[int],
+        covers: Sequence[str],
+        *,
+        awaited: bool,
+    ) -> None:
+        """A request ended and left a chain in ``block_ids``, which it still holds.
+
+        Args:
+            covers: offers that the chain contains whole.
+            awaited: another engine is about to read it.
+        """
+        now_s, asked_ms = self._clock(), tracked.params.retain_ms
+        memory = self._memory()
+        if tracked.params.end:
+            self._perform(self.retention.session_ended(tracked.scope, memory))
+            if not awaited:
+                return
+        chain = OfferedChain(
+            key=offer,
+            blocks=tuple(block_ids),
+            bytes=len(block_ids),
+            saved_ms=float(len(block_ids) * self._block_tokens),
+            session=tracked.scope,
+            turns=2 if tracked.pulled_tokens else 1,
+            ended_s=now_s,
+            retain_until_s=now_s + asked_ms / 1000 if asked_ms and not awaited else 0.0,
+            awaited=awaited,
+            covers=tuple(covers),
+            hashes=tracked.hashes,
+        )
+        self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
+
+    def each_step(self, needed: int, tokens: int) -> None:
+        """Once a step: keep account of the pool, end and renew leases, save what is in danger.
+
+        Args:
+            needed: blocks that requests which hold some already are about to take.
+            tokens: tokens that this step computes.
+        """
+        self._turnover.took(tokens / self._block_tokens)
+        for tail in self._table.take_reads():
+            self.retention.read(self._offers.get(tail, ""))
+        if not self.on:
+            self.end_all("paused")
+            return
+        now_s = self._clock()
+        if now_s >= self._sweep_at_s:
+            self._sweep_at_s = now_s + SWEEP_S
+            pinned = self._table.pinned_blocks
+            self._perform(self.retention.sweep(now_s, self._memory(needed), pinned))
+        self.until_free(lambda: needed)
+
+    def until_free(self, needed: Callable[[], int]) -> None:
+        """End leases until ``needed()`` blocks and the watermark are free, or none can end."""
+        while self._leases and self.make_room(
+            needed() + self._watermark - self._pool.get_num_free_blocks()
+        ):
+            pass
+
+    def make_room(self, blocks: int) -> bool:
+        """End leases, least value first and never while pinned, until ``blocks`` are freed."""
+        if blocks <= 0 or not self._leases:
+            return False
+        pinned = self._table.pinned_blocks
+        ended = self.retention.room(self._clock(), blocks, self._memory(), pinned)
+        self._perform(ended)
+        return bool(ended)
+
+    def crowded(self, blocks: int) -> bool:
+        """Whether leases are in the way of ``blocks`` that somebody is about to take."""
+        return bool(self._leases and blocks + self._watermark > self._pool.get_num_free_blocks())
+
+    def end_all(self, reason: str) -> None:
+        """End every lease that is not pinned."""
+        if self._leases:
+            pinned = self._table.pinned_blocks
+            self._perform(self.retention.end_all(reason, self._memory(), pinned))
+
+    def moved(self, key: str, whole: bool) -> None:
+        """A chain's copy to the host tier has ended."""
+        self._perform(self.retention.moved(self._clock(), key, whole=whole))
+
+    def clear(self, reason: str) -> None:
+        """End every lease, whoever reads it, and forget every chain."""
+        self.retention.clear()
+        for key in list(self._leases):
+            self._end(key, reason)
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _memory(self, needed: int = 0) -> Memory:
+        admitted = self.on and self._outbox.admit()
+        return Memory(
+            free=self._pool.get_num_free_blocks(),
+            budget=self._budget if admitted else 0,
+            watermark=self._watermark,
+            needed=needed,
+            handed_out=self._turnover.total,
+            per_s=self._turnover.per_s(self._clock()),
+            host_budget=self.host.table.slots if self.host is not None and admitted else 0,
+        )
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if action.act == TO_HOST:
+                self._copy(action.chain)
+            elif action.act == END and action.tier == HOST:
+                assert self.host is not None
+                self.host.end(action.chain, action.reason)
+            elif action.act == END:
+                self._end(action.chain, action.reason)
+            elif action.act == RENEW:
+                lease, _ = self._leases[action.chain]
+                self._outbox.hand_over(LeaseRenewed(lease, action.ttl_ms, action.reason))
+            elif action.act == LEASE:
+                self._begin(action)
+
+    def _begin(self, action: Action) -> None:
+        chain = self.retention.find(action.chain)
+        assert isinstance(chain, OfferedChain)
+        if not self._intact(chain.blocks, chain.hashes):
+            self.retention.lost(chain.key, self._memory())
+            return
+        lease = f"{chain.key}L{next(self._counter)}"
+        held = [self._pool.blocks[i] for i in chain.blocks]
+        self._pool.touch(held)
+        self._leases[chain.key] = lease, held
+        self._outbox.hand_over(Leased(lease, chain.key, action.ttl_ms, action.reason))
+
+    def _copy(self, key: str) -> None:
+        chain = self.retention.find(key)
+        assert isinstance(chain, OfferedChain)
+        assert self.host is not None
+        hashes = chain.hashes[: len(chain.blocks)]
+        self.host.copy(ToHost(key, hashes, chain.blocks, session=chain.session))
+
+    def _end(self, key: str, reason: str) -> None:
+        lease, held = self._leases.pop(key)
+        # The tail first: a shorter prefix is worth more than a hole at its start.
+        self._pool.free_blocks(reversed(held))
+        self.ended[reason] += 1
+        self._outbox.hand_over(LeaseEnded(lease, reason))

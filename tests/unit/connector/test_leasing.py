@@ -1,0 +1,147 @@
+"""What retention decides, carried out on vLLM's own block pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.connector.test_exports import USABLE, Engine
+
+from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
+
+BLOCK = 16
+"""Tokens of a block of this engine."""
+
+
+class Busy(Engine):
+    """Other requests come and go, so that its cache forgets after a while."""
+
+    def run(self, seconds: float, blocks_per_s: float = 4.0) -> None:
+        """Time passes in steps of half a second, each of which computes blocks and frees them."""
+        for _ in range(int(2 * seconds)):
+            self.now += 0.5
+            taken = int(blocks_per_s / 2)
+            self.exports.each_step(tokens=taken * BLOCK)
+            held = self.pool.get_new_blocks(taken)
+            for block in held:  # As vLLM's cache does; without a hash they would be taken first.
+                block.reset_hash()
+                block.set_block_hash(f"{self.now}-{block.block_id}".encode())
+            self.pool.free_blocks(held)
+
+    def cached(self) -> None:
+        """What was served is in the engine's cache, in its order."""
+        served = self.exports._watched
+        blocks = [self.pool.blocks[i] for i in served]
+        self.pool.touch(blocks)
+        for block in blocks:
+            block.set_block_hash(served[block.block_id] + b"0000")
+        self.pool.free_blocks(blocks)
+
+    def leases(self) -> list[tuple[str, str]]:
+        """What was said of leases: begun or renewed or ended, and why."""
+        said = []
+        self.outbox.work()
+        for item in self.items:
+            if isinstance(item, Leased):
+                said.append(("leased", item.why))
+            elif isinstance(item, LeaseRenewed):
+                said.append(("renewed", item.why))
+            elif isinstance(item, LeaseEnded):
+                said.append(("ended", item.reason))
+        return said
+
+
+def test_a_read_takes_most_of_a_lease_s_value() -> None:
+    engine = Engine(lease_budget=0.4)
+    _, first = engine.serve("a", 6, lease=True)
+    _, second = engine.serve("b", 6, lease=True)
+    engine.pin(first)
+    assert engine.done().intact
+    engine.exports.each_step()
+    engine.exports.room_for(USABLE - 10)
+    kept = {item.offer for item in engine.handed(Leased)} - {
+        item.lease.rpartition("L")[0] for item in engine.handed(LeaseEnded)
+    }
+    assert kept == {engine.exports._offers[second[-1]]}
+
+
+def test_a_void_read_changes_nothing() -> None:
+    engine = Engine()
+    _, hashes = engine.serve("a", 6)
+    engine.pin(hashes)
+    engine.pool.get_new_blocks(USABLE)
+    assert not engine.done().intact
+    assert engine.table.take_reads() == []
+
+
+def test_a_session_s_blocks_are_leased_when_the_cache_is_about_to_lose_them() -> None:
+    engine, without = Busy(lease_ms=30_000), Busy(lease_ms=30_000, lease_budget=0)
+    for one in (engine, without):
+        for filler in ("x", "y", "z", "w"):
+            one.serve(filler, 6, params={"session": filler, "end": True})
+        _, hashes = one.serve("a", 6, params={"session": "s"})
+        one.cached()
+        one.run(4)
+        assert one.leases() == [], "the cache keeps it for now"
+        one.run(8)
+        kept = one is engine
+        assert one.table.held(hashes) == (6 if kept else 0)
+        assert one.leases() == ([("leased", "expected")] if kept else [])
+    engine.run(20)
+    assert engine.leases()[1] == ("renewed", "expected")
+    engine.run(3000)
+    assert engine.leases()[-1] == ("ended", "expired")
+    assert engine.free == USABLE
+
+
+def test_what_the_cache_lost_already_is_not_leased() -> None:
+    engine = Busy(lease_ms=30_000)
+    engine.serve("a", 6, params={"session": "s"})
+    engine.pool.free_blocks(engine.pool.get_new_blocks(USABLE))
+    engine.run(20)
+    assert engine.leases() == []
+    assert engine.free == USABLE
+
+
+@pytest.mark.parametrize(("end", "reason"), [(False, "superseded"), (True, "session_end")])
+def test_a_retained_session_goes_on_or_ends(end: bool, reason: str) -> None:
+    engine = Engine()
+    _, hashes = engine.serve("a", 4, params={"session": "s", "retain_ms": 60_000})
+    assert engine.free == USABLE - 4
+    engine.now += 10
+    held = [engine.pool.blocks[i] for i in sorted(engine.exports._watched)]
+    engine.pool.touch(held)
+    engine.serve("a", 6, after=hashes, params={"session": "s", "end": end})
+    engine.pool.free_blocks(held)
+    assert [item.reason for item in engine.handed(LeaseEnded)] == [reason]
+    leased = engine.handed(Leased)
+    assert [item.ttl_ms for item in leased] == ([60_000] if end else [60_000, 50_000])
+    assert engine.free == (USABLE if end else USABLE - 6)
+
+
+def test_retention_beyond_the_bound_or_the_budget_is_not_given() -> None:
+    engine = Engine(retain_max_ms=5_000)
+    engine.serve("a", 4, params={"session": "s", "retain_ms": 60_000})
+    assert [item.ttl_ms for item in engine.handed(Leased)] == [5_000]
+    for number in range(8):
+        engine.serve(f"b{number}", 6, params={"session": f"s{number}", "retain_ms": 60_000})
+    assert engine.exports.leasing.retention.leased_blocks <= 16
+    assert engine.free >= USABLE - 16
+
+
+def test_one_tenant_cannot_end_another_one_s_session() -> None:
+    engine = Engine()
+    engine.serve("a", 4, params={"session": "s", "retain_ms": 60_000})
+    other: dict[str, Any] = {"session": "s", "end": True}
+    engine.serve("b", 4, params=other, salt="theirs")
+    assert engine.handed(LeaseEnded) == []
+    engine.serve("c", 4, params=other)
+    assert [item.reason for item in engine.handed(LeaseEnded)] == ["session_end"]
+
+
+def test_an_idle_look_costs_nothing_and_says_nothing() -> None:
+    engine = Busy()
+    for _ in range(100):
+        engine.now += 1
+        engine.exports.each_step()
+    assert engine.leases() == []
