@@ -164,6 +164,12 @@ class Leasing:
             pinned = self._table.pinned_blocks
             self._perform(self.retention.end_all(reason, self._memory(), pinned))
 
+    def clear(self, reason: str) -> None:
+        """End every lease, whoever reads it, and forget every chain."""
+        self.retention.clear()
+        for key in list(self._leases):
+            self._end(key, reason)
+
     # --- inner ------------------------------------------------------------------------------
 
     def _memory(self, needed: int = 0) -> Memory:
