@@ -24,8 +24,10 @@ SURPRISE_MIN = math.log(1.8)
 """An error is no surprise below this, however well the past was predicted."""
 SURPRISE_SPREADS = 3.0
 LEVERAGE_MAX = 1e6
-FIXED_SHRINK = 0.002
-"""Pulls the fixed part to nothing where amounts hardly differ and cannot tell it."""
+FIXED_SHARE = 0.3
+"""Before it is seen, the fixed part is thought to be nothing, give or take this share of the usual
+time: where amounts hardly differ, noise alone would tell of any fixed part. How sure a prediction
+is does not count on that."""
 GROWTH_MIN_SHARE = 0.25
 """The first growing part is at least this share of what it would be without the others, so that
 noise cannot make large amounts look free."""
@@ -40,6 +42,8 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
     """Observations that still count, as a number."""
     sums: list[float] = []
     """Weighted sums of the products of parts, row after row."""
+    usual_ms: float = 0.0
+    """Mean time of late."""
     times: list[float] = []
     """Weighted sums of part times time."""
     coefficients: list[float] = []
@@ -129,6 +133,7 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         # Weights are inverse squares of times.
         self.sums = [shrink * one / (ratio * ratio) for one in self.sums]
         self.times = [shrink * one / ratio for one in self.times]
+        self.usual_ms *= ratio
         self.weight *= shrink
 
     def _add(self, parts: Sequence[float], time_ms: float, weight: float, keep: float) -> None:
@@ -141,8 +146,10 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
                 at = row * count + column
                 self.sums[at] = keep * self.sums[at] + weight * one * other
         self.weight = keep * self.weight + 1.0
+        self.usual_ms += (time_ms - self.usual_ms) / self.weight
         self.n += 1
-        self.coefficients = _coefficients(self.sums, self.times)
+        believed = (self.spread / (FIXED_SHARE * self.usual_ms)) ** 2
+        self.coefficients = _coefficients([self.sums[0] + believed, *self.sums[1:]], self.times)
 
 
 def _coefficients(sums: Sequence[float], times: Sequence[float]) -> list[float]:
@@ -167,9 +174,9 @@ def _solve(sums: Sequence[float], times: Sequence[float], used: Sequence[int]) -
     """Gauss's elimination over the parts in ``used``; the others get 0."""
     count = len(times)
     rows = [[sums[a * count + b] for b in used] + [times[a]] for a in used]
-    for at, part in enumerate(used):
+    for at in range(len(used)):
         # Parts that always grow alike cannot be told apart: the earlier one takes it all.
-        rows[at][at] *= 1.0 + (FIXED_SHRINK if part == 0 else 1e-9)
+        rows[at][at] *= 1.0 + 1e-6
     size = len(used)
     for at in range(size):
         pivot = max(range(at, size), key=lambda row: abs(rows[row][at]))

@@ -20,8 +20,10 @@ _TIER_ORDER = {"hbm": 0, "cache": 1, "host": 2}
 TIE_SHARE = 0.05
 """Gains that differ by less than this share of what is computed otherwise are taken as equal: the
 predictions are no better than that, and equals share the load."""
-TRIAL_PARTS = 16
-"""A trial moves at least this part of the prefix."""
+TRIAL_PARTS_MAX, TRIAL_PARTS_MIN = 32, 8
+"""A trial moves between these parts of the prefix."""
+TRIAL_DOUBT_MAX = 1.0
+"""However little is known of small transfers, a trial is not thought cheaper than by that much."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +95,11 @@ def trial(ranked: Sequence[Ranked], *, block_size: int, prefill: PrefillCost) ->
         blocks = _telling_blocks(source, link)
         move = predict_move_ms(link, blocks * source.block_bytes)
         recompute = predict_recompute_ms(prefill, blocks * block_size)
-        if move is None or recompute is None or move - recompute > source.credit_ms:
+        if move is None or recompute is None:
+            continue
+        doubt = min(link.doubt(blocks * source.block_bytes), TRIAL_DOUBT_MAX)
+        least_ms = move * math.exp(-doubt)
+        if least_ms - recompute > source.credit_ms:
             continue
         return msgspec.structs.replace(one, move_ms=move, recompute_ms=recompute, limit=blocks)
     return None
@@ -102,7 +108,8 @@ def trial(ranked: Sequence[Ranked], *, block_size: int, prefill: PrefillCost) ->
 def _telling_blocks(source: Source, link: LinkCost) -> int:
     """Blocks whose bytes take about as long as the link's floor, so that both are heard."""
     even = math.ceil(min(link.floor_ms() * link.bytes_per_ms(), 1e15) / max(1, source.block_bytes))
-    return min(source.blocks, max(even, source.blocks // TRIAL_PARTS, 1))
+    least, most = source.blocks // TRIAL_PARTS_MAX, source.blocks // TRIAL_PARTS_MIN
+    return max(1, least, min(even, most))
 
 
 def _rate(source: Source, block_size: int, prefill: PrefillCost | None) -> Ranked:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvferry.core.cost import PrefillCost, link_cost, pair_key
+from kvferry.core.cost import PrefillCost
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest, encode
 from kvferry.core.placement import Ranked, Source, rank, trial
+from kvferry.core.sources import source_for
 from kvferry.core.state import JOINED, MODE_OBSERVE, MODE_ON, MODE_PAUSED, NodeState, SpaceState
 from kvferry.daemon.projector import Projector
 from kvferry.ids import SHORT_BYTES, sample_stride
-from kvferry.index.answer import Held
 from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.daemon")
@@ -99,7 +99,10 @@ class PlanService:
         held = self._projector.index.space(request.space).holders(
             request.hashes, usable=usable, limit=SOURCES_MAX
         )
-        offers = [_source(space, asker, nodes[one.node], one, stride) for one in held]
+        offers = [
+            source_for(space, asker, nodes[one.node], blocks=one.samples * stride, tier=one.tier)
+            for one in held
+        ]
         if not offers:
             prefill_ms = _whole_ms(space.prefill.get(asker.name), request)
             return self._miss("nothing_held", mode, prefill_ms)
@@ -160,28 +163,6 @@ def _can_serve(source: NodeState, asker: NodeState) -> bool:
 def _may_serve(source_mode: str, asker_mode: str) -> bool:
     """A source that only observes counts for askers that only observe: nothing moves for them."""
     return source_mode == MODE_ON or source_mode == asker_mode == MODE_OBSERVE
-
-
-def _source(
-    space: SpaceState, asker: NodeState, node: NodeState, held: Held, stride: int
-) -> Source:
-    pair = pair_key(node.name, asker.name)
-    choice, past = space.choices.get(pair), space.trials.get(pair)
-    return Source(
-        node=node.name,
-        blocks=held.samples * stride,
-        block_bytes=node.block_bytes,
-        tier=held.tier,
-        link=link_cost(
-            space.rates,
-            node.name,
-            asker.name,
-            tuple(name for name in asker.backends if name in node.backends),
-            choice.backend if choice is not None else "",
-        ),
-        moving=past.moving if past is not None else None,
-        credit_ms=past.credit_ms if past is not None else 0.0,
-    )
 
 
 def _whole_ms(prefill: PrefillCost | None, request: PlanRequest) -> float:

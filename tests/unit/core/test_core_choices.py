@@ -93,13 +93,13 @@ def test_equal_sources_share_the_targets_and_each_target_keeps_its_order() -> No
 
 def test_a_trial_moves_a_small_part_and_only_what_was_put_aside_pays_for() -> None:
     prefill = prefill_of(1.0)
-    for credit, limit in ((0.0, 0), (5.0, 0), (40.0, 10)):
+    for credit, limit in ((0.0, 0), (5.0, 0), (40.0, 5)):
         dear = source("dear", 160, link(3.0), moving=False, credit_ms=credit)
         tried = trial(rank([dear], block_size=16, prefill=prefill), block_size=16, prefill=prefill)
         assert (tried.limit if tried is not None else 0) == limit
         if tried is not None:
-            assert tried.move_ms == pytest.approx(30.0, rel=0.1)
-            assert tried.recompute_ms == pytest.approx(10.0, rel=0.1)
+            assert tried.move_ms == pytest.approx(15.0, rel=0.1)
+            assert tried.recompute_ms == pytest.approx(5.0, rel=0.1)
 
 
 def test_nothing_ranks_to_nothing() -> None:

@@ -235,7 +235,7 @@ def test_passing_a_pair_over_puts_aside_what_a_trial_may_cost() -> None:
 def test_a_probe_is_believed_only_before_real_transfers() -> None:
     ledger, (p0, _) = started("p0", "d0")
     p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=2.0, floor_ms=0.0))
-    assert ledger.space.rates["d0>p0/tcp"].bytes_per_ms() == pytest.approx(2_000_000.0)
+    assert ledger.space.rates["d0>p0/tcp"].bytes_per_ms() == pytest.approx(2_000_000.0, rel=1e-3)
     p0.write(LinkProbed(peer="d0", backend="tcp", gb_per_s=9.0, floor_ms=0.0))
     assert ledger.space.rates["d0>p0/tcp"].n == 1
 
