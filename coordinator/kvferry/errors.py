@@ -7,6 +7,7 @@
       LedgerError          the ledger cannot be reached or refuses
         LedgerUnavailable    no server, or it does not answer in time
         LedgerRefused        permissions, limits, a stream that is not ours
+          LedgerReplaced       what was read of it is not in it any more: read it anew
         WrongLastSequence    somebody else wrote first (optimistic concurrency)
       CodecError           a message that cannot be decoded; carries what is known of it
       IllegalTransition    an event that the transition table does not allow
@@ -39,6 +40,10 @@ class LedgerUnavailable(LedgerError):
 
 class LedgerRefused(LedgerError):
     """The server answered and refused."""
+
+
+class LedgerReplaced(LedgerRefused):
+    """The log is not the one that was read before: its store was reset or rolled back."""
 
 
 class WrongLastSequence(LedgerError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from kvferry.core.applied import Applied
 from kvferry.core.envelope import Batch, Entry, Position
 from kvferry.core.events import BLOCKS, COORD, FACTS
-from kvferry.core.evolve import fold
+from kvferry.core.evolve import fence, fold
 from kvferry.core.lanes import accept, adopt, begins, lane_of
-from kvferry.core.state import QUARANTINED_MAX, LaneState, Quarantined, State
+from kvferry.core.state import JOINED, QUARANTINED_MAX, LaneState, Quarantined, State
 from kvferry.core.totals import bump
 
-__all__ = ["Applied", "apply_batch", "quarantine"]
+__all__ = ["Applied", "apply_batch", "cross_hole", "quarantine"]
 
 
 def apply_batch(state: State, batch: Batch, position: Position) -> list[Applied]:
@@ -51,6 +51,21 @@ def quarantine(state: State, seq: int, subject: str, why: str) -> None:
     state.quarantined.append(Quarantined(seq, subject, why))
     if len(state.quarantined) > QUARANTINED_MAX:
         del state.quarantined[0]
+
+
+def cross_hole(state: State, first: int, last: int) -> None:
+    """Messages ``first`` to ``last`` are not in the stream any more, and we never saw them.
+
+    Whose facts they were cannot be known. So no node's record is believed until its next epoch,
+    which begins with an inventory; policies and what was learned stay.
+    """
+    why = f"messages {first} to {last} of the ledger are gone unread"
+    for name, space in state.spaces.items():
+        for node in space.nodes.values():
+            if node.status == JOINED:
+                fence(state, name, node.name, why)
+    bump(state.dropped, "lost", last - first + 1)
+    state.position = max(state.position, last)
 
 
 def _begin(

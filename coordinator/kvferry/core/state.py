@@ -10,6 +10,7 @@ import msgspec
 
 from kvferry.core.cost import LinkCost, PrefillCost
 from kvferry.core.events import FACTS, Inventory
+from kvferry.core.retention_gaps import SessionGaps
 from kvferry.core.totals import Totals
 from kvferry.core.trials import Trial
 
@@ -88,6 +89,7 @@ class NodeState(msgspec.Struct, kw_only=True):
     backends: tuple[str, ...] = ()
     blocks: int = 0
     block_bytes: int = 0
+    host_blocks: int = 0
     warnings: tuple[str, ...] = ()
     version: str = ""
     role: str = ""
@@ -127,6 +129,8 @@ class OfferState(msgspec.Struct, kw_only=True, gc=False):
     stored_ms: int = 0
     session: str = ""
     request: str = ""
+    why: str = ""
+    """What a lease is for."""
 
 
 class TransferState(msgspec.Struct, kw_only=True, gc=False):
@@ -192,6 +196,8 @@ class SpaceState(msgspec.Struct, kw_only=True):
     """The backend in use by ``source>target``."""
     prefill: dict[str, PrefillCost] = {}
     """What computing costs by node."""
+    sessions: SessionGaps = msgspec.field(default_factory=SessionGaps)
+    """When sessions come back."""
     mode: str = MODE_ON
     modes: dict[str, str] = {}
     """Nodes whose mode differs from the space's."""
@@ -218,7 +224,8 @@ class State(msgspec.Struct, kw_only=True):
     quarantined_total: int = 0
     dropped: dict[str, int] = {}
     """Batches and events that were not applied, by why: ``duplicate``, ``superseded``, ``void``,
-    ``fenced``, ``deposed``, ``not_begun``, ``unknown_lane``. Not part of the digest."""
+    ``fenced``, ``deposed``, ``not_begun``, ``unknown_lane``; ``lost`` counts messages that
+    were gone before they could be read. Not part of the digest."""
 
     def space(self, name: str) -> SpaceState:
         """The space of that name; an empty one is made when there is none."""

@@ -9,7 +9,7 @@ from kvferry.daemon.decisions import Decider
 from kvferry.daemon.projector import Projector
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.ports.log import FACTS_STREAM, LogPort, ObjectPort
-from kvferry.replay.snapshots import SnapshotEntry, read_catalogue, write_snapshot
+from kvferry.replay.snapshots import SnapshotEntry, write_snapshot
 
 log = logging.getLogger("kvferry.daemon")
 
@@ -52,7 +52,7 @@ class Checkpoints:
         entry = await write_snapshot(
             self._objects,
             projector.state,
-            projector.last_stored_ms or await self._stored_ms(projector.state.position),
+            projector.last_stored_ms,
             keep_max=self._keep_max,
             first=first,
         )
@@ -75,10 +75,3 @@ class Checkpoints:
         self._covered = entry.position + len(spaces)
         log.info("checkpoint at %d, digest %s", entry.position, entry.digest[:16])
         return entry
-
-    async def _stored_ms(self, position: int) -> int:
-        """The store time of a message that was folded before this process began."""
-        for entry in (await read_catalogue(self._objects)).entries:
-            if entry.position == position:
-                return entry.stored_ms
-        return 0

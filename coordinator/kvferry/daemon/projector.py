@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvferry.core.apply import Applied
 from kvferry.core.state import State
-from kvferry.errors import KVFerryError, LedgerUnavailable
+from kvferry.errors import KVFerryError, LedgerReplaced, LedgerUnavailable
 from kvferry.index.spaces import ResidencyIndex
 from kvferry.ports.log import FACTS_STREAM, LogPort, ObjectPort, Stored
 from kvferry.replay.reading import closing
@@ -22,6 +22,9 @@ SLICE_S = 0.002
 """A backlog is folded in slices, so that plans are answered in between."""
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+REPLACED_AFTER_S = 1.0
+"""A stream that is shorter than the fold for so long was replaced. A cluster's new stream leader
+may be behind what the last one delivered for a moment."""
 
 Observer = Callable[[list[Applied]], None]
 
@@ -43,7 +46,7 @@ class Projector:
         self.state = State()
         self.index = ResidencyIndex()
         self.last_stored_ms = 0
-        """Store time of the last message that was applied, 0 for none in this process."""
+        """Store time of the message at the state's position, 0 before the first."""
         self.loaded = False
         """Whether the first load is over: until then the state is empty because we are new."""
         self.level = asyncio.Event()
@@ -57,6 +60,7 @@ class Projector:
         self._last = 0
         self._level_at = clock()
         self._replaced = asyncio.Event()
+        self._short_since: float | None = None
 
     def observe(self, observer: Observer) -> None:
         """Call ``observer`` with what each message applied, after state and index have it."""
@@ -71,6 +75,10 @@ class Projector:
                 if not self.loaded:
                     await self._load()
                 await self._follow()
+            except LedgerReplaced as error:
+                log.warning("%s; folding again from its beginning", error)
+                self._forget()
+                await asyncio.sleep(RETRY_FIRST_S)
             except KVFerryError as error:
                 if self.state.position > before:
                     retry_s = RETRY_FIRST_S
@@ -89,16 +97,11 @@ class Projector:
         Raises:
             LedgerError: the log does not answer.
         """
+        # What is folded while the answer is on its way may lie behind the end that it names.
+        folded = self.state.position
         bounds = await self._log.bounds(FACTS_STREAM)
         self._last = bounds.last
-        if self.loaded and bounds.last < self.state.position:
-            log.warning(
-                "the ledger ends at %d but %d was folded: its store was replaced or lost its end; "
-                "folding again from its beginning",
-                bounds.last,
-                self.state.position,
-            )
-            self._replaced.set()
+        self._note_short(self.loaded and bounds.last < folded)
         self._note_level()
 
     def lag_messages(self) -> int:
@@ -137,8 +140,8 @@ class Projector:
         self._last = bounds.last
         found = await load_newest(self._log, self._objects, bounds)
         if found is not None:
-            self.state = found
-            self.index = ResidencyIndex.from_state(found)
+            self.state, self.last_stored_ms = found
+            self.index = ResidencyIndex.from_state(found.state)
         if bounds.last:
             how = "begun at a checkpoint" if found is not None else "no checkpoint fits"
             log.info("folding %d to %d (%s)", self.state.position + 1, bounds.last, how)
@@ -160,9 +163,7 @@ class Projector:
             ended = await asyncio.gather(reading, replaced, return_exceptions=True)
         if self._replaced.is_set():
             self._replaced.clear()
-            self.state = State()
-            self.index = ResidencyIndex()
-            self.loaded = False
+            self._forget()
             self.level.clear()
         elif isinstance(ended[0], BaseException):
             raise ended[0]
@@ -171,9 +172,11 @@ class Projector:
 
     async def _read(self) -> None:
         slice_end = time.perf_counter() + SLICE_S
-        start = self.state.position + 1
+        # The last message once more: if it is another one now, so is the ledger.
+        start = max(1, self.state.position)
         async with closing(self._log.read(FACTS_STREAM, start=start, follow=True)) as messages:
             async for stored in messages:
+                self._check_same(stored)
                 self.apply(stored)
                 if time.perf_counter() >= slice_end:
                     await asyncio.sleep(0)
@@ -205,6 +208,41 @@ class Projector:
         for seq, waiter in self._waiters:
             if seq <= self.state.position and not waiter.done():
                 waiter.set_result(None)
+
+    def _check_same(self, stored: Stored) -> None:
+        """
+        Raises:
+            LedgerReplaced: this is another message than was folded in its place.
+        """
+        if stored.seq == self.state.position and stored.stored_ms != self.last_stored_ms:
+            raise LedgerReplaced(
+                f"the ledger holds another message at {stored.seq} than was folded: its store was "
+                "replaced or lost its end"
+            )
+
+    def _forget(self) -> None:
+        """What was folded is of a ledger that is gone."""
+        self.state = State()
+        self.index = ResidencyIndex()
+        self.last_stored_ms = 0
+        self.loaded = False
+
+    def _note_short(self, short: bool) -> None:
+        """The stream ends before what was folded; believed once it stays so."""
+        now = self._clock()
+        if not short:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= REPLACED_AFTER_S:
+            log.warning(
+                "the ledger ends at %d but %d was folded: its store was replaced or lost its end; "
+                "folding again from its beginning",
+                self._last,
+                self.state.position,
+            )
+            self._short_since = None
+            self._replaced.set()
 
     def _note_level(self) -> None:
         if self.state.position >= self._last:

@@ -80,6 +80,15 @@ async def open_client(
     return client
 
 
+class _Pong(asyncio.Future[bool]):
+    """Takes a result also when nobody waits any more. A pong for a future that was cancelled ends
+    nats-py's reader for good, and its flush then returns without having asked anybody."""
+
+    def set_result(self, result: bool) -> None:
+        if not self.done():
+            super().set_result(result)
+
+
 async def barrier(client: Client, timeout_s: float) -> None:
     """Return once the server has taken all that was sent, and we its errors about it.
 
@@ -88,7 +97,16 @@ async def barrier(client: Client, timeout_s: float) -> None:
     """
     # nats-py writes a ping ahead of what it still holds back; the second one comes after that.
     for _ in range(2):
-        await client.flush(timeout=timeout_s)
+        reading = getattr(client, "_reading_task", None)
+        if client.is_closed or reading is None or reading.done():
+            raise nats.errors.ConnectionClosedError
+        pong = _Pong()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client._send_ping(pong)
+                await pong
+        except TimeoutError:
+            raise nats.errors.FlushTimeoutError from None
 
 
 def abort_transport(client: Client) -> None:

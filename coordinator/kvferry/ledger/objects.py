@@ -72,7 +72,7 @@ class Objects:
 
     async def put(self, name: str, data: bytes) -> None:
         """See :meth:`kvferry.ports.log.ObjectPort.put`."""
-        before = await self._info(name)
+        before = await self._info_or_none(name)
         nuid = secrets.token_hex(11)
         subject = _chunk_subject(nuid)
         view = memoryview(data)
@@ -126,7 +126,7 @@ class Objects:
 
     async def delete(self, name: str) -> None:
         """See :meth:`kvferry.ports.log.ObjectPort.delete`; nothing happens if it is not there."""
-        info = await self._info(name)
+        info = await self._info_or_none(name)
         if info is None:
             return
         await self._write_info(
@@ -145,7 +145,12 @@ class Objects:
         if stray:
             reader = Reader(self._replies, self._api, OBJECTS_STREAM, 1, META_SUBJECTS)
             async for stored in reader.until_end():
-                stray.discard(_chunk_subject(_decoded(stored.data, stored.subject).nuid))
+                try:
+                    nuid = _decoded(stored.data, stored.subject).nuid
+                except CodecError as error:
+                    _log.warning("%s; its chunks are dropped once they are old enough", error)
+                    continue
+                stray.discard(_chunk_subject(nuid))
         dropped = 0
         for subject in sorted(stray):
             last = await self._last_of(OBJECTS_STREAM, subject)
@@ -160,6 +165,14 @@ class Objects:
             return None
         info = _decoded(stored.data, name)
         return None if info.deleted else info
+
+    async def _info_or_none(self, name: str) -> _Info | None:
+        """Like :meth:`_info`; a damaged one is replaced, its chunks go with the next sweep."""
+        try:
+            return await self._info(name)
+        except CodecError as error:
+            _log.warning("%s; it is replaced", error)
+            return None
 
     async def _write_info(self, info: _Info) -> None:
         subject = _meta_subject(info.name)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from kvferry.errors import LedgerError, LedgerRefused, LedgerUnavailable
+from kvferry.errors import LedgerError, LedgerRefused, LedgerReplaced, LedgerUnavailable
 from kvferry.ledger.consumer import Consumer
 from kvferry.ledger.jsapi import STREAM_NOT_FOUND, ApiError, JetStreamApi
 from kvferry.ledger.replies import Replies
@@ -59,6 +59,8 @@ class Reader:
         self._subject = subject
         self._start = start
         self._next = start
+        self._last_ms = 0
+        """Store time of the last message that was handed out, 0 for none."""
         self.restarts = 0
         """How often a new consumer was needed."""
 
@@ -99,8 +101,10 @@ class Reader:
 
     async def _consume(self, end: int | None) -> AsyncGenerator[Stored, None]:
         await self._check_not_behind()
+        # The last message once more: if it is another one now, so is the stream.
+        start = self._next - 1 if self._last_ms else self._next
         async with Consumer(
-            self._replies, self._api, self._stream, self._next, self._subject
+            self._replies, self._api, self._stream, start, self._subject
         ) as consumer:
             while True:
                 if end is not None and consumer.pending == 0 and consumer.drained:
@@ -111,10 +115,11 @@ class Reader:
                         await consumer.refresh_pending()
                     continue
                 if stored.seq < self._next:
+                    self._check_same(stored)
                     continue
                 if end is not None and stored.seq > end:
                     return
-                self._next = stored.seq + 1
+                self._next, self._last_ms = stored.seq + 1, stored.stored_ms
                 yield stored
 
     async def _check_not_behind(self) -> None:
@@ -127,4 +132,15 @@ class Reader:
             raise LedgerRefused(
                 f"stream {self._stream} ends at sequence {last}, but {self._next - 1} was read "
                 "before: its store was reset or rolled back. Start readers anew"
+            )
+
+    def _check_same(self, again: Stored) -> None:
+        """
+        Raises:
+            LedgerReplaced: the message that was read last is another one now.
+        """
+        if again.seq == self._next - 1 and self._last_ms not in (0, again.stored_ms):
+            raise LedgerReplaced(
+                f"stream {self._stream} holds another message at sequence {again.seq} than was "
+                "read before: its store was reset or rolled back. Start readers anew"
             )

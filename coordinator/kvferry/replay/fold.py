@@ -54,7 +54,8 @@ async def fold_to(
     store = objects if objects is not None else objects_of(log)
     # A stream that lost its beginning can only be continued, whatever the caller prefers.
     if store is not None and (from_snapshot or bounds.first > 1):
-        state = await load_newest(log, store, bounds, reaches)
+        found = await load_newest(log, store, bounds, reaches)
+        state = found.state if found is not None else None
     if state is None:
         state = State()
         _refuse_lost(bounds, last)

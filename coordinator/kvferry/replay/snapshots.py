@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +31,16 @@ class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     fingerprint: str
     object: str
+    writer: str = ""
+    """The version of kvferry that wrote it."""
+
+
+class Found(NamedTuple):
+    """A stored state that fits its stream."""
+
+    state: State
+    stored_ms: int
+    """When the server stored the message at the state's position."""
 
 
 class Catalogue(msgspec.Struct, frozen=True):
@@ -42,12 +55,10 @@ _DECODER = msgspec.msgpack.Decoder(Catalogue)
 
 async def read_catalogue(objects: ObjectPort) -> Catalogue:
     """What is listed; empty when nothing is, or when the list cannot be read."""
-    data = await objects.get(CATALOGUE)
-    if data is None:
-        return Catalogue()
     try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+        data = await objects.get(CATALOGUE)
+        return Catalogue() if data is None else _DECODER.decode(data)
+    except (CodecError, msgspec.DecodeError) as error:
         log.warning(
             "the list of checkpoints cannot be read (%s); folding from the stream instead, the "
             "next checkpoint replaces it",
@@ -75,6 +86,7 @@ async def write_snapshot(
         digest=msgspec.msgpack.decode(data, type=snapshot.Snapshot).digest,
         fingerprint=snapshot.fingerprint(),
         object=f"snapshot-{state.position}",
+        writer=_version(),
     )
     await objects.put(entry.object, data)
     listed = (await read_catalogue(objects)).entries
@@ -110,7 +122,7 @@ async def load_newest(
     objects: ObjectPort,
     bounds: StreamBounds,
     accept: Callable[[SnapshotEntry], bool] = lambda entry: True,
-) -> State | None:
+) -> Found | None:
     """The newest stored state that matches the stream, or None: then fold from the beginning.
 
     Args:
@@ -124,7 +136,7 @@ async def load_newest(
             continue
         state = await _load(log_port, objects, bounds, entry)
         if state is not None:
-            return state
+            return Found(state, entry.stored_ms)
     return None
 
 
@@ -133,26 +145,28 @@ async def _load(
 ) -> State | None:
     why = await _stale(log_port, bounds, entry)
     if not why:
-        data = await objects.get(entry.object)
-        if data is None:
-            why = "its object is gone"
-        else:
-            try:
-                state = snapshot.decode(data)
-            except CodecError as error:
-                why = str(error)
+        try:
+            data = await objects.get(entry.object)
+            if data is None:
+                why = "its object is gone"
             else:
+                state = snapshot.decode(data)
                 if state.position == entry.position:
                     return state
                 why = f"it is of position {state.position}"
-    log.info("checkpoint at %d is discarded: %s", entry.position, why)
+        except CodecError as error:
+            why = str(error)
+    log.warning("checkpoint at %d is discarded: %s", entry.position, why)
     return None
 
 
 async def _stale(log_port: LogPort, bounds: StreamBounds, entry: SnapshotEntry) -> str:
     """Why the stream does not continue this snapshot; empty when it does."""
     if entry.fingerprint != snapshot.fingerprint():
-        return "it was written by another version of the state"
+        return (
+            f"kvferry {entry.writer or 'of an early version'} wrote it with schema "
+            f"{entry.fingerprint}, this kvferry {_version()} has {snapshot.fingerprint()}"
+        )
     if entry.position > bounds.last:
         return f"the stream ends at {bounds.last}"
     if entry.position + 1 < bounds.first:
@@ -162,3 +176,11 @@ async def _stale(log_port: LogPort, bounds: StreamBounds, entry: SnapshotEntry) 
         if found is not None and found.stored_ms != entry.stored_ms:
             return "the stream holds another message there"
     return ""
+
+
+@cache
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kvferry")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

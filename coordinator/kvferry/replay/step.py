@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kvferry.core.apply import Applied, apply_batch, quarantine
+from kvferry.core.apply import Applied, apply_batch, cross_hole, quarantine
 from kvferry.core.envelope import Batch, Position
 from kvferry.core.events import COORD
 from kvferry.core.state import State
@@ -41,8 +41,17 @@ def step(state: State, stored: Stored) -> list[Applied]:
 
     Never raises for what a message contains: one that cannot be decoded or applied is quarantined
     with its sequence. What is quarantined depends on the message and the state alone, so that
-    every fold of the same messages comes to the same state.
+    every fold of the same messages comes to the same state. A stream numbers its messages without
+    a gap, so a number that is passed over after the first message is one that is lost.
     """
+    if 0 < state.position < stored.seq - 1:
+        log.warning(
+            "messages %d to %d of the ledger are gone unread: its limits dropped them, or its "
+            "store was damaged; every node is asked for an inventory",
+            state.position + 1,
+            stored.seq - 1,
+        )
+        cross_hole(state, state.position + 1, stored.seq - 1)
     try:
         applied = apply_batch(state, read_batch(stored), Position(stored.seq, stored.stored_ms))
     except KVFerryError as error:
