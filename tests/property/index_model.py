@@ -100,7 +100,11 @@ def check(residency: Residency, offers: Mapping[str, Offered], chains: Sequence[
         expected = answers(offers.values(), chain)
         assert {held.node: (held.samples, held.tier) for held in found} == expected
         assert found == sorted(found, key=lambda held: (-held.samples, held.node))
-        assert residency.holders(chain, limit=1) == found[:1]
+        for limit in (1, 2):
+            most = [(held.node, held.samples) for held in residency.holders(chain, limit=limit)]
+            assert len(set(most)) == min(limit, len(found))
+            assert [samples for _, samples in most] == [held.samples for held in found[:limit]]
+            assert set(most) <= {(held.node, held.samples) for held in found}
         others = residency.holders(chain, usable=lambda node: node != "n0")
         assert others == [held for held in found if held.node != "n0"]
     names: dict[str, set[str]] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from operator import attrgetter
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +13,7 @@ from kvferry.core.leases import CACHE, HBM, HOST
 from kvferry.ids import SHORT_BYTES
 from kvferry.index.forest import Path
 
+_T = TypeVar("_T")
 Usable = Callable[[str], bool]
 """Whether a node counts."""
 
@@ -27,18 +30,23 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     """The best tier that alone holds it; if it takes several, the least good one that is needed."""
 
 
-def whole(path: Path, usable: Usable | None, limit: int) -> list[Held]:
+def whole(path: Path, usable: Usable | None, limit: int, turn: int) -> list[Held]:
     """What the runs hold that begin with the chain, longest first, then by name.
 
     Args:
         path: along the chain from its first sample on.
         usable: which nodes count, asked once each; None for all.
         limit: so many of those that hold most are enough; 0 for all.
+        turn: any number; with a limit it chooses among those that hold equally much, of which
+            there are as many as nodes where prompts begin alike. A better tier of theirs may then
+            go unseen.
     """
     best: dict[str, tuple[int, str]] = {}
     refused: set[str] = set()
     for branch, start, end in reversed(path):
-        for holder, reaches in branch.held.items():
+        holders = branch.held.items()
+        most = len(best)  # Nobody from here on can hold more than they, or than ``end``.
+        for holder, reaches in _turned(holders, turn) if 0 < limit < len(holders) else holders:
             node = holder.node
             reach = start + (reaches if isinstance(reaches, int) else reaches[-1])
             if reach > end:
@@ -50,12 +58,15 @@ def whole(path: Path, usable: Usable | None, limit: int) -> list[Held]:
                 if usable is not None and not usable(node):
                     refused.add(node)
                     continue
-            elif reach < known[0] or (
-                reach == known[0] and _order(known[1]) <= _order(holder.tier)
+            elif reach <= known[0] and (
+                reach < known[0] or _order(known[1]) <= _order(holder.tier)
             ):
                 continue
+            most += reach == end and (known is None or known[0] < end)
             best[node] = reach, holder.tier
-        if limit and len(best) >= limit:
+            if 0 < limit == most:
+                break
+        if 0 < limit <= len(best):
             break
     return _sorted([Held(node, end // SHORT_BYTES, tier) for node, (end, tier) in best.items()])
 
@@ -128,6 +139,13 @@ def _reach(pieces: Sequence[_Piece]) -> int:
 
 def _order(tier: str) -> int:
     return _TIER_ORDER.get(tier, len(_TIER_ORDER))
+
+
+def _turned(items: Iterable[_T], turn: int) -> Iterator[_T]:
+    """All of them, from another one on each turn."""
+    ordered = list(items)
+    first = turn % len(ordered)
+    return chain(islice(ordered, first, None), islice(ordered, first))
 
 
 _by_start = attrgetter("start")

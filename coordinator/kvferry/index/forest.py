@@ -181,7 +181,11 @@ class Forest:
 
     def _trim(self, branch: Branch) -> None:
         """End a branch where its furthest holder does."""
-        end = max((reach for _, reach in branch.reaches()), default=0)
+        end = 0
+        for _, reach in branch.reaches():
+            if reach == len(branch.hashes):
+                return  # Often the first: of what prompts begin with, all hold everything.
+            end = max(end, reach)
         self.bytes -= len(branch.hashes) - end
         if end:
             branch.hashes = branch.hashes[:end]

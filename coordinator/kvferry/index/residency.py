@@ -84,7 +84,8 @@ class Residency:
         Args:
             chain: sampled short hashes, joined, of the chain from its first block on.
             usable: asked once for each node that holds something; without it all are.
-            limit: at most so many, of those that hold most; 0 for all.
+            limit: at most so many, of those that hold most; 0 for all. Of more that hold equally
+                much, the chain chooses, so that not all prompts go to the same few.
 
         Returns:
             At least one sample each.
@@ -97,7 +98,11 @@ class Residency:
             for start in self._forest.starts
             if 0 < start < len(chain) and (further := self._forest.path(chain, start))
         ]
-        found = joined(path, later, usable) if later else whole(path, usable, limit)
+        if later:
+            found = joined(path, later, usable)
+        else:
+            turn = int.from_bytes(chain[-SHORT_BYTES:], "big")
+            found = whole(path, usable, limit, turn)
         return found[:limit] if limit else found
 
     def offers(self) -> Mapping[str, frozenset[str]]:

@@ -87,7 +87,25 @@ def test_a_sample_is_kept_once_however_many_hold_it() -> None:
         residency.put(f"o{number}", run(0, 10, node=f"d{number}"), STRIDE)
     assert residency.samples() == 10
     assert len(held(residency)) == 50
-    assert residency.holders(CHAIN, limit=2) == [Held("d0", 10, "cache"), Held("d1", 10, "cache")]
+
+
+def test_of_many_that_hold_the_same_prompts_take_different_ones() -> None:
+    residency = Residency()
+    for number in range(50):
+        residency.put(f"o{number}", run(0, 5, node=f"d{number}"), STRIDE)
+    residency.put("longer", run(0, 10, node="best"), STRIDE)
+    taken = set()
+    for prompt in range(40):
+        found = residency.holders(CHAIN[:40] + pack_short([prompt]), limit=2)
+        assert [one.samples for one in found] == [5, 5]
+        taken |= {one.node for one in found}
+    assert len(taken) > 30
+    most = residency.holders(CHAIN, limit=3)
+    assert most[0] == Held("best", 10, "cache")
+    assert [one.samples for one in most] == [10, 5, 5]
+    asked = list[str]()
+    unusable = residency.holders(CHAIN, usable=lambda node: bool(asked.append(node)), limit=1)
+    assert (unusable, len(asked)) == ([], 51)
 
 
 def test_a_chain_that_parts_is_found_up_to_there_and_beyond() -> None:
