@@ -162,6 +162,8 @@ class Book:
             miss="" if tracked.pulled_tokens else tracked.miss,
             pull_ms=round(tracked.pull_ms, 3),
             prefill_ms=self._prefill_ms(running, first) if item.output_tokens else 0.0,
+            total_ms=round((item.at - tracked.arrived) * 1000, 3),
+            session_over=tracked.params.end,
         )
         log.info("%s", log_line(ended))
         yield FACTS, ended, tracked.id

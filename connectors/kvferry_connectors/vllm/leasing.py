@@ -17,6 +17,7 @@ from kvferry.core.retention_turnover import Turnover
 from kvferry.core.retention_value import Chain, Memory, Rules
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Tracked
@@ -33,6 +34,8 @@ class OfferedChain(Chain, kw_only=True, gc=False):
 
     hashes: list[bytes]
     """The engine's own list, of which the chain has the first ``len(blocks)``."""
+    named: str
+    """Its session as the ledger knows it: ``session`` has the tenant's salt in it."""
 
 
 class Leasing:
@@ -42,6 +45,7 @@ class Leasing:
         on: leases are taken; those that stand drain once they are not.
         ended: ended leases by reason.
         retention: what decides.
+        advice: what to expect of sessions.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Leasing:
         self.retention = Retention(
             Rules(lease_ms=max(1, options.lease_ms), retain_max_ms=options.retain_max_ms)
         )
+        self.advice = AdviceView()
         self._pool = pool
         self._table = table
         self._outbox = outbox
@@ -107,14 +112,15 @@ class Leasing:
             key=offer,
             blocks=tuple(block_ids),
             bytes=len(block_ids),
-            saved_ms=float(len(block_ids) * self._block_tokens),
+            saved_ms=self.advice.saved_ms(len(block_ids) * self._block_tokens),
             session=tracked.scope,
-            turns=2 if tracked.pulled_tokens else 1,
+            turns=max(1, tracked.params.turn),
             ended_s=now_s,
             retain_until_s=now_s + asked_ms / 1000 if asked_ms and not awaited else 0.0,
             awaited=awaited,
             covers=tuple(covers),
             hashes=tracked.hashes,
+            named=tracked.session,
         )
         self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
 
@@ -134,6 +140,7 @@ class Leasing:
         now_s = self._clock()
         if now_s >= self._sweep_at_s:
             self._sweep_at_s = now_s + SWEEP_S
+            self.retention.gaps = self.advice.gaps
             pinned = self._table.pinned_blocks
             self._perform(self.retention.sweep(now_s, self._memory(needed), pinned))
         self.until_free(lambda: needed)

@@ -111,6 +111,7 @@ class SchedulerSide:
             caching=bool(self._config.cache_config.enable_prefix_caching),
             block_tokens=self._block_size,
         )
+        self._exports.leasing.advice = self.agent.plans.advice
         self._replies.exports = self._exports
         self._publishing = Publishing(self._table.published, self._exports, self._block_size)
 

@@ -111,6 +111,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which another engine may pull this prompt's blocks while they are computed."""
     follow: str = ""
     """Name under which the hint's node publishes its prefill of this very prompt."""
+    turn: int = 0
+    """Number of the session's turn, from 1 on; 0 where the router does not know it."""
     retain_ms: int = 0
     """The client wants its session's blocks kept for so long."""
     end: bool = False
@@ -129,6 +131,10 @@ def read_params(raw: Any) -> Params:
         value = own.get(name)
         return value[:200] if isinstance(value, str) else ""
 
+    def count(name: str) -> int:
+        value = own.get(name)
+        return value if type(value) is int and value > 0 else 0
+
     return Params(
         hint=own.get("hint"),
         id=text("id"),
@@ -137,13 +143,10 @@ def read_params(raw: Any) -> Params:
         handover=own.get("handover") is True,
         publish=text("publish"),
         follow=text("follow"),
-        retain_ms=own["retain_ms"] if _is_count(own.get("retain_ms")) else 0,
+        turn=count("turn"),
+        retain_ms=count("retain_ms"),
         end=own.get("end") is True,
     )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
 
 
 def scope_of(session: str, salt: str | None) -> str:

@@ -116,6 +116,7 @@ def _put(space: SpaceState, node: NodeState, event: Retained, stored_ms: int) ->
         stored_ms=stored_ms,
         session=event.session,
         request=event.request,
+        why=event.why,
     )
     return (event.offer,)
 

@@ -1,12 +1,16 @@
-"""What requests and turns add up to, and what they teach about prefill."""
+"""What requests and turns add up to, and what they teach about prefill and sessions."""
 
 from __future__ import annotations
 
 from kvferry.core.applied import Applied
 from kvferry.core.cost import PrefillCost
 from kvferry.core.events import RequestEnded, TurnEnded
+from kvferry.core.retention_gaps import SessionGaps
 from kvferry.core.state import RATES_MAX, NodeState, SpaceState
 from kvferry.core.totals import add
+
+TOOK_MS_MAX = 1e10
+"""A request that says it took longer than this, a third of a year, says nothing."""
 
 
 def request_ended(
@@ -27,6 +31,19 @@ def request_ended(
     took_ms = event.prefill_ms or event.ttft_ms - event.pull_ms
     before = event.local_tokens + event.pulled_tokens
     learn_prefill(space.prefill, node.name, event.computed_tokens, before, took_ms)
+    if event.session:
+        _learn_gaps(space.sessions, applied.position.stored_ms, event)
+
+
+def _learn_gaps(sessions: SessionGaps, stored_ms: int, event: RequestEnded) -> None:
+    """A request of a session began and ended, on one of the engines of its turn."""
+    took_ms = max(event.total_ms, event.ttft_ms)
+    if not 0.0 <= took_ms <= TOOK_MS_MAX:
+        took_ms = 0.0  # Written so that NaN fails too.
+    began_ms = stored_ms - int(took_ms)
+    sessions.turn(event.session, event.external_id, began_ms, stored_ms, event.prompt_tokens)
+    if event.session_over:
+        sessions.ended(event.session, stored_ms)
 
 
 def learn_prefill(

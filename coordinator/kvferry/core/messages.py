@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry.core.retention_gaps import GapModel
+
 # Bus subjects. None of them is stored by a stream: the streams take ``kvf.*.*.facts``,
 # ``kvf.*.*.blocks`` and ``kvf.*.coord`` only.
 ANNOUNCE_SUBJECT = "kvfbus.coordinator"
@@ -39,6 +41,11 @@ def control_subject(space: str, node: str) -> str:
 def held_subject(space: str) -> str:
     """Where the leader tells nodes what is held in their space (:class:`Held`)."""
     return f"kvfbus.held.{space}"
+
+
+def advice_subject(space: str) -> str:
+    """Where the leader gives nodes advice on what to keep (:class:`Advice`)."""
+    return f"kvfbus.advice.{space}"
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +103,16 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A :class:`kvferry.core.held.HeldFilter`; with ``number`` 0 only."""
     added: bytes = b""
     """Sampled short hashes, as :func:`kvferry.ids.short_hashes` packs, that are offered now."""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """Leader to all nodes of a space: what its sessions are like. A node without it has a prior."""
+
+    replica: str
+    term: int
+    gaps: GapModel
+    saved: tuple[float, float] = (1.0, 0.0)
+    """What a hit spares: milliseconds per 1,000 tokens, and what each further 1,000 add to that."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

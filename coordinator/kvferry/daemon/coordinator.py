@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from kvferry.core.effects import Effect
 from kvferry.core.messages import HEARTBEATS, REPLICAS_SUBJECT, plan_subject, query_subject
+from kvferry.daemon.advice import AdviceTeller
 from kvferry.daemon.announcing import Announcer
 from kvferry.daemon.checkpoints import Checkpoints
 from kvferry.daemon.decisions import Decider
@@ -75,6 +76,7 @@ class Coordinator:
             self.replica, self.projector, weigh=self.settings.cost == "learned"
         )
         self.held = HeldTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
+        self.advice = AdviceTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
         self.checkpoints = Checkpoints(
             log_port,
             objects,
@@ -116,6 +118,7 @@ class Coordinator:
             self.tasks.start("beat", self.announcer.tell_replicas)
             self.tasks.start("tick", self._tick_always)
             self.tasks.start("held", self.held.run)
+            self.tasks.start("advice", self.advice.run)
             self.tasks.start("checkpoints", self._checkpoint_always)
             await self._stop.wait()
         finally:

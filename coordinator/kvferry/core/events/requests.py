@@ -24,6 +24,10 @@ class RequestEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     pull_ms: float = 0.0
     prefill_ms: float = 0.0
     """From the first step that computed its prompt to the first token; 0 where it is not known."""
+    total_ms: float = 0.0
+    """From its arrival to its end; 0 where it is not known."""
+    session_over: bool = False
+    """The client said that this was its session's last turn."""
 
 
 class TurnEnded(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from kvferry.core.messages import ANNOUNCE_SUBJECT, held_subject
+from kvferry.core.messages import ANNOUNCE_SUBJECT, advice_subject, held_subject
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.credentials import without_secrets
 from kvferry.node.agent.connect import Connect, Ledger
@@ -125,8 +125,12 @@ class AgentLife:
         self._session = session
         session.start()
         try:
-            held = (held_subject(self._identity.space), self._plans.held.heard)
-            for subject, handler in [*session.subjects(), held]:
+            space = self._identity.space
+            told: list[tuple[str, Handler]] = [
+                (held_subject(space), self._plans.held.heard),
+                (advice_subject(space), self._plans.advice.heard),
+            ]
+            for subject, handler in [*session.subjects(), *told]:
                 await self._unless_stopped(self._listen(ledger, subject, handler))
             await self._unless_stopped(session.superseded.wait())
             await session.abandon()

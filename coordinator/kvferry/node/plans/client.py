@@ -15,6 +15,7 @@ from kvferry.core.messages import Announce, PlanAnswer, PlanRequest, encode, pla
 from kvferry.errors import LedgerError
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.agent.tasks import end_tasks
+from kvferry.node.plans.advice import AdviceView
 from kvferry.node.plans.hedge import Hedge
 from kvferry.node.plans.held import HeldView
 from kvferry.node.plans.replicas import Breaker, Replicas
@@ -35,10 +36,12 @@ class PlanClient:
     Engine threads use :meth:`ask` and :meth:`available`; the rest belongs to the agent's thread.
 
     Attributes:
+        advice: what to expect of sessions.
         held: what need not be asked for.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
+        self.advice = AdviceView()
         self.held = HeldView()
         self._settings = settings
         self._replicas = Replicas(settings.replica_silent_s)

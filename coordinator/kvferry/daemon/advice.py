@@ -1,0 +1,94 @@
+"""Tells the nodes of each space what the ledger taught about its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from kvferry.core.applied import Applied
+from kvferry.core.cost import PrefillCost
+from kvferry.core.events import NodeJoined
+from kvferry.core.messages import Advice, advice_subject, encode
+from kvferry.core.retention_gaps import learned
+from kvferry.daemon.projector import Projector
+from kvferry.errors import LedgerError
+from kvferry.ids import ROUTER_SPACE
+from kvferry.ports.log import BusPort
+
+log = logging.getLogger("kvferry.daemon")
+
+EVERY_S = 10.0
+"""Between two messages to a space: habits change slowly, and each interrupts every engine."""
+JOINED_S = 0.5
+"""A node that joined is advised after so long: by then it listens."""
+
+
+class AdviceTeller:
+    """Advises while this replica leads. A node that misses a message has the one before it."""
+
+    def __init__(
+        self, replica: str, projector: Projector, bus: BusPort, *, leads: Callable[[str], int]
+    ) -> None:
+        """``leads`` gives the term that this replica holds in a space, 0 for none."""
+        self._replica = replica
+        self._projector = projector
+        self._bus = bus
+        self._leads = leads
+        self._joined = asyncio.Event()
+        projector.observe(self._follow)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.tell()
+            try:
+                async with asyncio.timeout(EVERY_S):
+                    await self._joined.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(JOINED_S)
+            self._joined.clear()
+
+    async def tell(self) -> None:
+        """Send each space that this replica leads what its sessions are like."""
+        state = self._projector.state
+        if not self._projector.loaded or not self._bus.connected():
+            return
+        for name, space in list(state.spaces.items()):
+            term = self._leads(name)
+            if not term or name == ROUTER_SPACE:
+                continue
+            advice = Advice(
+                replica=self._replica,
+                term=term,
+                gaps=learned(space.sessions, time.time_ns() // 1_000_000),
+                saved=saved(space.prefill.values()),
+            )
+            try:
+                await self._bus.publish(advice_subject(name), encode(advice))
+            except LedgerError as error:
+                log.info("nodes of %s got no advice: %s", name, error)
+
+    def _follow(self, applied: list[Applied]) -> None:
+        """The projector's observer."""
+        if any(isinstance(one.entry.event, NodeJoined) for one in applied):
+            self._joined.set()
+
+
+def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:
+    """What a hit spares over all nodes, as :attr:`Advice.saved` says, each weighing as much as it
+    has observed; one millisecond per 1,000 tokens while nothing was."""
+    known = [
+        (cost.n, one, two)
+        for cost in costs
+        if (one := cost.saved_ms(0, 1_000)) is not None
+        and (two := cost.saved_ms(0, 2_000)) is not None
+    ]
+    total = sum(n for n, _, _ in known)
+    if not total:
+        return 1.0, 0.0
+    first = sum(n * one for n, one, _ in known) / total
+    second = sum(n * (two - one) for n, one, two in known) / total
+    return first, max(0.0, second - first)

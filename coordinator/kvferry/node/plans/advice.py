@@ -1,0 +1,56 @@
+"""What the coordinator advised us to expect of sessions."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from kvferry.core.messages import Advice
+from kvferry.core.retention_gaps import BINS, prior
+from kvferry.ports.log import Reply
+
+log = logging.getLogger("kvferry.node")
+
+
+class AdviceView:
+    """The newest advice. It stays good without a coordinator: sessions do not change with it.
+
+    Engine threads read; the agent's thread replaces.
+
+    Attributes:
+        gaps: when sessions come back; a prior until something was heard.
+        term: of the leader who advised; 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.gaps = prior()
+        self.term = 0
+        self._saved = (1.0, 0.0)
+        self._decode = msgspec.msgpack.Decoder(Advice).decode
+
+    def saved_ms(self, tokens: int) -> float:
+        """What a hit of the first ``tokens`` tokens of a prompt spares; any unit before advice."""
+        first, growth = self._saved
+        thousands = tokens / 1_000
+        return first * thousands + growth * thousands * max(0.0, thousands - 1.0) / 2
+
+    async def heard(self, subject: str, data: bytes, reply: Reply | None) -> None:
+        """The bus handler for :class:`Advice` messages."""
+        try:
+            said = self._decode(data)
+        except msgspec.MsgspecError as error:
+            log.warning(
+                "advice on %s cannot be read, what was heard before counts: %s", subject, error
+            )
+            return
+        if len(said.gaps.first) != BINS or len(said.gaps.later) != BINS:
+            log.warning(
+                "advice on %s has other bins than this version; run one version of kvferry in a "
+                "space, or leave it: what was heard before counts",
+                subject,
+            )
+            return
+        if said.term < self.term:
+            return  # A deposed leader that does not know it yet.
+        self.gaps, self._saved, self.term = said.gaps, said.saved, said.term

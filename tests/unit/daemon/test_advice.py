@@ -1,0 +1,115 @@
+"""What nodes are advised to expect of sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.daemon.support import SPACE, FakeNode, running, settled, until
+
+from kvferry.core.cost import PrefillCost
+from kvferry.core.events import RequestEnded
+from kvferry.core.messages import Advice, advice_subject, encode
+from kvferry.core.retention_gaps import GapModel, prior
+from kvferry.daemon import advice
+from kvferry.ledger.memory import MemoryLog
+from kvferry.node.plans.advice import AdviceView
+
+SUBJECT = advice_subject(SPACE)
+
+
+@contextlib.asynccontextmanager
+async def listening(log: MemoryLog) -> AsyncIterator[AdviceView]:
+    view = AdviceView()
+    stop = await log.subscribe(SUBJECT, view.heard)
+    try:
+        yield view
+    finally:
+        await stop()
+
+
+def turns(number: int) -> list[RequestEnded]:
+    """Turn ``number`` of some sessions."""
+    return [
+        RequestEnded(request=f"r{n}-{number}", external_id=f"r{n}-{number}", session=f"s{n}")
+        for n in range(3)
+    ]
+
+
+async def test_nodes_are_advised_by_the_leader_when_one_joins() -> None:
+    log = MemoryLog()
+    d0, p0 = FakeNode(log, "d0"), FakeNode(log, "p0")
+    async with running(log) as coordinator, listening(log) as view:
+        await d0.join()
+        await until(lambda: view.term, "advice")
+        assert view.gaps.samples == 0
+        await d0.facts(*turns(1))
+        stored_ms = time.time() * 1000
+        await until(lambda: time.time() * 1000 > stored_ms + 2, "the store's clock to move on")
+        await settled(coordinator, await d0.facts(*turns(2)))
+        await p0.join()
+        await until(lambda: view.gaps.samples, "advice with what was learned")
+        assert view.gaps.samples == 3
+        assert view.gaps.first != prior().first
+
+
+async def test_who_does_not_lead_gives_no_advice() -> None:
+    log = MemoryLog()
+    d0 = FakeNode(log, "d0")
+    async with running(log) as coordinator, listening(log) as view:
+        await d0.join()
+        await until(lambda: view.term, "advice")
+        heard: list[bytes] = []
+
+        async def note(subject: str, data: bytes, reply: object) -> None:
+            heard.append(data)
+
+        stop = await log.subscribe(SUBJECT, note)
+        silent = advice.AdviceTeller("c-9", coordinator.projector, log, leads=lambda space: 0)
+        await silent.tell()
+        assert heard == []
+        loud = advice.AdviceTeller("c-9", coordinator.projector, log, leads=lambda space: 7)
+        await loud.tell()
+        await until(lambda: heard, "the negative control")
+        await stop()
+
+
+def told(term: int = 1, **more: object) -> bytes:
+    given: dict[str, object] = {"replica": "c0", "gaps": prior(), **more}
+    return encode(Advice(term=term, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"garbage", told(9, gaps=GapModel(first=(1.0,), later=(1.0,)))],
+    ids=["garbage", "other bins"],
+)
+async def test_what_cannot_be_used_changes_nothing(odd: bytes) -> None:
+    view = AdviceView()
+    await view.heard(SUBJECT, told(2, saved=(5.0, 1.0)), None)
+    await view.heard(SUBJECT, odd, None)
+    assert (view.term, view.gaps, view.saved_ms(1_000)) == (2, prior(), 5.0)
+
+
+async def test_a_deposed_leader_is_not_heard() -> None:
+    view = AdviceView()
+    await view.heard(SUBJECT, told(2, saved=(5.0, 0.0)), None)
+    await view.heard(SUBJECT, told(1, saved=(9.0, 0.0)), None)
+    assert view.saved_ms(1_000) == 5.0
+    await view.heard(SUBJECT, told(3, saved=(9.0, 0.0)), None)
+    assert view.saved_ms(1_000) == 9.0
+
+
+def test_what_a_hit_spares_grows_with_the_context() -> None:
+    cost = PrefillCost()
+    for tokens in (500, 1_000, 2_000, 4_000, 8_000):
+        for _ in range(5):
+            cost.observe(tokens, 0, 3.0 + tokens / 10 + tokens * tokens / 40_000)
+    view = AdviceView()
+    view._saved = advice.saved([cost])
+    for tokens in (1_000, 4_000, 8_000):
+        assert view.saved_ms(tokens) == pytest.approx(cost.saved_ms(0, tokens), rel=0.02)
+    assert view.saved_ms(8_000) > 8 * view.saved_ms(1_000)
+    assert advice.saved([PrefillCost()]) == (1.0, 0.0)
