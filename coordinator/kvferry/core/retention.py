@@ -12,6 +12,7 @@ vLLM's pool, a trace study on simulated ones.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 import msgspec
 
@@ -21,7 +22,7 @@ from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
 from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
 
 LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
-CACHE, HBM = "cache", "hbm"
+CACHE, HBM, HOST = "cache", "hbm", "host"
 HANDOVER, RETAIN, EXPECTED = "handover", "retain", "expected"
 """What a lease is for; chains that are copied to the host are ``expected`` too."""
 EXPIRED, PRESSURE, SUPERSEDED, SESSION_END = "expired", "pressure", "superseded", "session_end"
@@ -42,12 +43,14 @@ class Action(msgspec.Struct, frozen=True):
             whoever copies keeps the blocks meanwhile and calls :meth:`Retention.moved`.
         chain: key of the chain.
         reason: for a lease what it is for, for an end why.
+        tier: of the lease that ends: ``host`` for what was copied there.
     """
 
     act: str
     chain: str
     reason: str
     ttl_ms: int = 0
+    tier: str = HBM
 
 
 class Retention:
@@ -65,8 +68,6 @@ class Retention:
         self._leases = LeaseSet()
         self._cached: dict[str, Chain] = {}
         """By key, in the order in which the engine's cache will reuse them."""
-        self._moving: dict[str, Chain] = {}
-        """Chains that are being copied to the host tier."""
 
     @property
     def leased_blocks(self) -> int:
@@ -79,7 +80,7 @@ class Retention:
 
     def find(self, key: str) -> Chain | None:
         """The chain of this key in the engine's memory."""
-        return self._leases.chains.get(key) or self._cached.get(key)
+        return self._leases.chains.get(key) or self._cached.get(key) or self.host.moving(key)
 
     # --- what happens on the node -----------------------------------------------------------
 
@@ -123,21 +124,21 @@ class Retention:
         actions = [self._end(chain, SESSION_END, memory) for chain in over]
         for chain in [c for c in self._cached.values() if c.session == session]:
             del self._cached[chain.key]
-        return actions + [Action(END, key, SESSION_END) for key in self.host.session_ended(session)]
+        return actions + _host_ends(self.host.session_ended(session), SESSION_END)
 
     def lost(self, key: str, memory: Memory) -> None:
-        """The engine no longer has the chain, or an action on it could not be carried out."""
+        """The engine's memory no longer has the chain, or a lease could not be carried out.
+
+        A copy in the host tier is not concerned.
+        """
         self._cached.pop(key, None)
-        self._moving.pop(key, None)
         memory.free += self._leases.remove(key)
-        self.host.drop(key)
 
     def clear(self) -> list[str]:
         """Forget everything; returns the keys of the leases that stood."""
         stood = [*self._leases.chains, *self.host.clear()]
         self._leases = LeaseSet()
         self._cached.clear()
-        self._moving.clear()
         return stood
 
     # --- from time to time ------------------------------------------------------------------
@@ -150,13 +151,17 @@ class Retention:
         """
         actions = self._renew_or_expire(now_s, memory, pinned)
         actions += self.room(now_s, -memory.spare, memory, pinned)
+        for chain in self.host.due(memory):
+            idle = self._cached.get(chain.key) is chain
+            gone = self.host.claim(now_s, chain, self.gaps, memory) if idle else None
+            if gone is not None:
+                actions += [*_host_ends(gone, PRESSURE), Action(TO_HOST, chain.key, EXPECTED)]
         for chain in self._in_danger(memory):
             del self._cached[chain.key]
+            if self.host.find(chain.key) is not None:
+                continue  # From there it comes back for little.
             if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
                 actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
-            wanted = memory.host_budget > 0 and self.host.find(chain.key) is None
-            if chain.tier == CACHE and wanted:
-                actions += self._to_host(now_s, chain, memory)
         return actions
 
     def room(
@@ -176,10 +181,7 @@ class Retention:
 
     def moved(self, now_s: float, key: str, *, whole: bool) -> list[Action]:
         """The copy to the host tier ended, ``whole`` or not: a whole one is leased there."""
-        chain = self._moving.pop(key, None)
-        if chain is None or not whole:
-            return []
-        return [Action(END, old, SUPERSEDED) for old in self.host.put(now_s, chain)]
+        return _host_ends(self.host.arrived(now_s, key, whole=whole), SUPERSEDED)
 
     # --- inner ------------------------------------------------------------------------------
 
@@ -264,24 +266,7 @@ class Retention:
     def _in_danger(self, memory: Memory) -> list[Chain]:
         """Chains that the engine's cache is about to reuse."""
         soon = memory.handed_out + max(memory.watermark, memory.per_s * AHEAD_S)
-        found = []
-        for chain in self._cached.values():
-            if chain.mark > soon:
-                break
-            found.append(chain)
-        return found
-
-    def _to_host(self, now_s: float, chain: Chain, memory: Memory) -> list[Action]:
-        """Copy a chain to the host tier if it is worth its place there."""
-        coming = sum(len(one.blocks) for one in self._moving.values())
-        gone = self.host.room_for(now_s, chain, self.gaps, memory.host_budget - coming)
-        if gone is None or memory.spare < len(chain.blocks):
-            return []
-        for key in gone:
-            self.host.drop(key)
-        self._moving[chain.key] = chain
-        ended = [Action(END, key, PRESSURE) for key in gone]
-        return [*ended, Action(TO_HOST, chain.key, EXPECTED)]
+        return list(takewhile(lambda chain: chain.mark <= soon, self._cached.values()))
 
     def _end(self, chain: Chain, reason: str, memory: Memory) -> Action:
         """End a lease; the chain is then the youngest in the engine's cache."""
@@ -293,7 +278,14 @@ class Retention:
     def _to_cache(self, chain: Chain, memory: Memory) -> None:
         chain.tier, chain.mark = CACHE, memory.handed_out + memory.free
         self._cached.pop(chain.key, None)
+        # Older ones go first: blocks before them left the queue since, for they were used again.
+        for older in reversed(self._cached.values()):
+            if older.mark <= chain.mark:
+                break
+            older.mark = chain.mark
         self._cached[chain.key] = chain
+        if memory.host_budget > 0:
+            self.host.wait(chain)
         if len(self._cached) > CACHED_MAX:
             del self._cached[next(iter(self._cached))]
 
@@ -302,3 +294,7 @@ class Retention:
         if asked_ms > 0 and not chain.awaited:
             return min(asked_ms, self.rules.retain_max_ms)
         return self.rules.lease_ms
+
+
+def _host_ends(keys: Iterable[str], reason: str) -> list[Action]:
+    return [Action(END, key, reason, tier=HOST) for key in keys]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 
 import msgspec
 
 from kvferry.core.retention_gaps import NEVER_S, GapModel
-from kvferry.core.retention_value import Chain, Rules, expected_reuse, value
+from kvferry.core.retention_value import Chain, Memory, Rules, expected_reuse, value
 
 LOOK_MAX = 64
 """Chains that are weighed against one that comes: those that are there longest."""
+WAITING_MAX = 4_096
+"""Chains that wait for their copy; the oldest are forgotten."""
+AHEAD_SHARE = 0.5
+"""A chain is copied once the cache is this far from reusing it, as a share of what it has free. A
+copy costs little and must be complete by then; while the cache has room for all, none is made."""
 WINDOW_S = 600.0
 """What is copied to the host tier is meant to be used within so long."""
 
 
 class HostShelf:
-    """The chains in the host tier, oldest first. Chains that share blocks count each time."""
+    """The chains in the host tier, oldest first, and those on their way there.
+
+    Chains that share blocks count each time.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._chains: dict[str, Chain] = {}
+        self._waiting: dict[str, Chain] = {}
+        """In the order in which the engine's cache will reuse them."""
+        self._moving: dict[str, Chain] = {}
         self.blocks = 0
         """Blocks that its chains have."""
 
@@ -30,6 +41,41 @@ class HostShelf:
     def find(self, key: str) -> Chain | None:
         """The chain of this key."""
         return self._chains.get(key)
+
+    def moving(self, key: str) -> Chain | None:
+        """The chain of this key while it is copied."""
+        return self._moving.get(key)
+
+    def wait(self, chain: Chain) -> None:
+        """The engine's cache has the chain: it may have to be copied before that reuses it."""
+        self._waiting.pop(chain.key, None)
+        self._waiting[chain.key] = chain
+        if len(self._waiting) > WAITING_MAX:
+            del self._waiting[next(iter(self._waiting))]
+
+    def due(self, memory: Memory) -> list[Chain]:
+        """Chains whose time to be copied has come; each is named once."""
+        soon = memory.handed_out + max(memory.watermark, memory.free * AHEAD_SHARE)
+        found = list(takewhile(lambda chain: chain.mark <= soon, self._waiting.values()))
+        for chain in found:
+            del self._waiting[chain.key]
+        return [c for c in found if c.key not in self._chains and c.key not in self._moving]
+
+    def claim(self, now_s: float, chain: Chain, gaps: GapModel, memory: Memory) -> list[str] | None:
+        """Begin to copy a chain: which others leave for it; None if it is not worth its place."""
+        coming = sum(len(one.blocks) for one in self._moving.values())
+        gone = self.room_for(now_s, chain, gaps, memory.host_budget - coming)
+        if gone is None:
+            return None
+        for key in gone:
+            self.drop(key)
+        self._moving[chain.key] = chain
+        return gone
+
+    def arrived(self, now_s: float, key: str, *, whole: bool) -> list[str]:
+        """A copy has ended; returns keys of shorter chains that a whole one makes superfluous."""
+        chain = self._moving.pop(key, None)
+        return self.put(now_s, chain) if chain is not None and whole else []
 
     def room_for(self, now_s: float, chain: Chain, gaps: GapModel, budget: int) -> list[str] | None:
         """Which chains must leave so that ``chain`` has a place among ``budget`` blocks.
@@ -86,6 +132,8 @@ class HostShelf:
         """Drop and name everything."""
         keys = list(self._chains)
         self._chains.clear()
+        self._waiting.clear()
+        self._moving.clear()
         self.blocks = 0
         return keys
 

@@ -145,13 +145,34 @@ def test_running_requests_come_first() -> None:
     assert node.finishes("late", 10, awaited=True) == [], "no room for anybody"
 
 
-def test_what_finds_no_lease_moves_to_the_host_where_there_is_one() -> None:
-    for host_budget, expected in ((0, []), (40, ["19s to_host b (expected)"])):
+def test_what_the_cache_will_lose_is_copied_to_the_host_in_time_where_there_is_one() -> None:
+    for host_budget, copied in ((0, []), (40, ["10s to_host b (expected)"])):
         node = Node(per_s=5.0)
         node.host_budget = host_budget
         node.finishes("b", 20)
-        node.until(10)
-        node.finishes("a", 20, retain_until_s=60.0)
-        assert node.until(20) == expected, "the budget has no room for both"
-        assert said(node.retention.moved(20, "b", whole=True)) == []
+        assert node.until(12) == copied, "half of what the cache has free is used up"
+        assert said(node.retention.moved(12, "b", whole=True)) == []
         assert node.retention.host.blocks == (20 if host_budget else 0)
+        leased = [] if host_budget else ["19s lease b (expected) 30s"]
+        assert node.until(20) == leased, "what is in the host tier needs no lease"
+
+
+def test_a_copy_that_did_not_get_whole_counts_for_nothing() -> None:
+    node = Node(per_s=5.0)
+    node.host_budget = 40
+    node.finishes("b", 20)
+    node.until(12)
+    assert said(node.retention.moved(12, "b", whole=False)) == []
+    assert node.retention.host.blocks == 0
+    assert node.until(20) == ["19s lease b (expected) 30s"]
+
+
+def test_a_full_host_tier_gives_its_place_to_what_is_worth_more() -> None:
+    node = Node(per_s=5.0)
+    node.host_budget = 30
+    node.finishes("old", 20)
+    node.until(12)
+    node.retention.read("old")  # Another node has it too, so that it is worth less.
+    node.retention.moved(12, "old", whole=True)
+    node.finishes("new", 20)
+    assert node.until(24) == ["22s end old (pressure)", "22s to_host new (expected)"]
