@@ -13,13 +13,14 @@ PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
 ENGINE_FILES := deploy/cpu/requirements.txt deploy/cpu/requirements-nodeps.txt
 
-.PHONY: help demo test check bench clean setup setup-engine format
+.PHONY: help demo test check sim bench clean setup setup-engine format
 
 help:
 	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
 	@echo "             ARGS=\"--json FILE\" also writes the figures"
 	@echo "make test    checks and all tests, real engines and a real nats-server included"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make sim     the simulator, 1,000 seeds of each profile; ARGS=\"--seeds 5000\" for more"
 	@echo "make bench   benchmarks that claim speed, as JSON lines"
 	@echo "make clean   remove what the other targets made"
 
@@ -59,6 +60,9 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+sim: setup
+	$(BIN)/python -m tests.sim --seeds 1000 $(ARGS)
 
 bench: setup-engine
 	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python -m tests.bench.$$(basename $$file .py) || exit 1; done

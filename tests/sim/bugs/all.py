@@ -1,0 +1,7 @@
+"""Every seeded bug by its name."""
+
+from __future__ import annotations
+
+from tests.sim.bugs.peers import PEER_BUGS
+
+BUGS = {bug.name: bug for bug in PEER_BUGS}

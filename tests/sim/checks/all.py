@@ -1,0 +1,19 @@
+"""Every checker that runs at the end of a run. Others run on every use, where it happens:
+``truth``, ``quarantine`` and ``engine``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.sim.checks import conservation, endings, secrecy
+
+if TYPE_CHECKING:
+    from tests.sim.world.world import World
+
+AT_THE_END = (endings.check, conservation.check, secrecy.check)
+
+
+def at_the_end(world: World) -> None:
+    """Check what must hold once everything has come to rest."""
+    for check in AT_THE_END:
+        check(world)

@@ -1,0 +1,26 @@
+"""A fixed set of seeds is clean, and exercises what it is there for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.sim.running import sim
+
+SEEDS = {"peers": 40}
+HAPPENS = {
+    "peers": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
+}
+
+
+@pytest.mark.parametrize("profile", SEEDS)
+def test_a_fixed_set_of_seeds_breaks_nothing(tmp_path: Path, profile: str) -> None:
+    code, outcomes, said = sim(tmp_path, "--profile", profile, "--seeds", str(SEEDS[profile]))
+    assert code == 0, said
+    assert len(outcomes) == SEEDS[profile]
+    happened: Counter[str] = Counter()
+    for outcome in outcomes:
+        happened.update(outcome["counts"])
+    for kind in HAPPENS[profile]:
+        assert happened[kind] > SEEDS[profile], f"{kind} hardly happens: {happened}"
