@@ -109,11 +109,12 @@ class Retention:
             self._cached.pop(old.key, None)
         return actions
 
-    def read(self, key: str) -> None:
-        """Another node has the chain now, after a transfer that ended ``intact``."""
+    def read(self, key: str, *, kept_there: bool = True) -> None:
+        """Another node has read the chain ``intact``, and is its keeper if ``kept_there``."""
+        self.host.read(key)
         chain = self.find(key)
         if chain is not None:
-            chain.copies += 1
+            chain.copies += kept_there
             chain.awaited = False
 
     def session_ended(self, session: str, memory: Memory) -> list[Action]:
@@ -127,10 +128,7 @@ class Retention:
         return actions + _host_ends(self.host.session_ended(session), SESSION_END)
 
     def lost(self, key: str, memory: Memory) -> None:
-        """The engine's memory no longer has the chain, or a lease could not be carried out.
-
-        A copy in the host tier is not concerned.
-        """
+        """The engine's memory has lost the chain; a copy in the host tier is not concerned."""
         self._cached.pop(key, None)
         memory.free += self._leases.remove(key)
 

@@ -54,12 +54,16 @@ class HostShelf:
             del self._waiting[next(iter(self._waiting))]
 
     def due(self, memory: Memory) -> list[Chain]:
-        """Chains whose time to be copied has come; each is named once."""
+        """Chains whose time to be copied has come; each is named once.
+
+        What another node keeps (:mod:`kvferry.core.retention_keeper`) is not kept twice.
+        """
         soon = memory.handed_out + max(memory.watermark, memory.free * AHEAD_SHARE)
         found = list(takewhile(lambda chain: chain.mark <= soon, self._waiting.values()))
         for chain in found:
             del self._waiting[chain.key]
-        return [c for c in found if c.key not in self._chains and c.key not in self._moving]
+        ours = [chain for chain in found if not chain.copies]
+        return [c for c in ours if c.key not in self._chains and c.key not in self._moving]
 
     def claim(self, now_s: float, chain: Chain, gaps: GapModel, memory: Memory) -> list[str] | None:
         """Begin to copy a chain: which others leave for it; None if it is not worth its place."""
@@ -97,6 +101,12 @@ class HostShelf:
             gone.append(one.key)
             need -= len(one.blocks)
         return gone if need <= 0 else None
+
+    def read(self, key: str) -> None:
+        """Another node has read the chain: the session goes on there, and ours is worth less."""
+        chain = self._chains.get(key)
+        if chain is not None:
+            chain.copies += 1
 
     def put(self, now_s: float, chain: Chain) -> list[str]:
         """A chain's copy is complete; returns keys of shorter ones that it makes superfluous."""

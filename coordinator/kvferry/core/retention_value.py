@@ -72,7 +72,7 @@ class Chain(msgspec.Struct, kw_only=True, gc=False):
     awaited: bool = False
     """Another engine is about to read it, and has not yet."""
     copies: int = 0
-    """Transfers of it to other nodes that succeeded."""
+    """Transfers of it to, or from, nodes that are to keep it in our stead."""
     tier: str = "cache"
     until_s: float = 0.0
     """End of the lease."""
