@@ -57,15 +57,19 @@ def cross_hole(state: State, first: int, last: int) -> None:
     """Messages ``first`` to ``last`` are not in the stream any more, and we never saw them.
 
     Whose facts they were cannot be known. So no node's record is believed until its next epoch,
-    which begins with an inventory; policies and what was learned stay.
+    which begins with an inventory; policies and what was learned stay. To a state that has seen
+    nothing yet the stream just begins later.
     """
+    if not state.position:
+        state.position = last
+        return
     why = f"messages {first} to {last} of the ledger are gone unread"
     for name, space in state.spaces.items():
         for node in space.nodes.values():
             if node.status == JOINED:
                 fence(state, name, node.name, why)
     bump(state.dropped, "lost", last - first + 1)
-    state.position = max(state.position, last)
+    state.position = last
 
 
 def _begin(

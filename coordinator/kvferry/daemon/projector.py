@@ -14,7 +14,7 @@ from kvferry.index.spaces import ResidencyIndex
 from kvferry.ports.log import FACTS_STREAM, LogPort, ObjectPort, Stored
 from kvferry.replay.reading import closing
 from kvferry.replay.snapshots import load_newest
-from kvferry.replay.step import step
+from kvferry.replay.step import skip_lost, step
 
 log = logging.getLogger("kvferry.daemon")
 
@@ -46,7 +46,7 @@ class Projector:
         self.state = State()
         self.index = ResidencyIndex()
         self.last_stored_ms = 0
-        """Store time of the message at the state's position, 0 before the first."""
+        """Store time of the message at the state's position, 0 where that is not known."""
         self.loaded = False
         """Whether the first load is over: until then the state is empty because we are new."""
         self.level = asyncio.Event()
@@ -141,7 +141,10 @@ class Projector:
         found = await load_newest(self._log, self._objects, bounds)
         if found is not None:
             self.state, self.last_stored_ms = found
-            self.index = ResidencyIndex.from_state(found.state)
+        if self.state.position < bounds.first - 1:
+            skip_lost(self.state, bounds.first)
+            self.last_stored_ms = 0
+        self.index = ResidencyIndex.from_state(self.state)
         if bounds.last:
             how = "begun at a checkpoint" if found is not None else "no checkpoint fits"
             log.info("folding %d to %d (%s)", self.state.position + 1, bounds.last, how)
@@ -214,7 +217,7 @@ class Projector:
         Raises:
             LedgerReplaced: this is another message than was folded in its place.
         """
-        if stored.seq == self.state.position and stored.stored_ms != self.last_stored_ms:
+        if stored.seq == self.state.position and self.last_stored_ms not in (0, stored.stored_ms):
             raise LedgerReplaced(
                 f"the ledger holds another message at {stored.seq} than was folded: its store was "
                 "replaced or lost its end"

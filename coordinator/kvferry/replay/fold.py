@@ -10,7 +10,7 @@ from kvferry.errors import LedgerRefused
 from kvferry.ports.log import FACTS_STREAM, LogPort, ObjectPort, StreamBounds
 from kvferry.replay.reading import closing
 from kvferry.replay.snapshots import SnapshotEntry, load_newest
-from kvferry.replay.step import step
+from kvferry.replay.step import skip_lost, step
 
 Progress = Callable[[int, int], None]
 """Called now and then as (position, last sequence to fold)."""
@@ -48,7 +48,9 @@ async def fold_to(
 
     def reaches(entry: SnapshotEntry) -> bool:
         in_time = to_time_ms is None or entry.stored_ms <= to_time_ms
-        return entry.position <= last and in_time
+        # Between a point that the stream has lost and the snapshots before it there is nothing.
+        whole = last >= bounds.first - 1 or entry.position == last
+        return entry.position <= last and in_time and whole
 
     state = None
     store = objects if objects is not None else objects_of(log)
@@ -59,6 +61,8 @@ async def fold_to(
     if state is None:
         state = State()
         _refuse_lost(bounds, last)
+    if state.position < bounds.first - 1 <= last:
+        skip_lost(state, bounds.first)
     if state.position >= last:
         return state
     async with closing(log.read(FACTS_STREAM, start=state.position + 1)) as messages:

@@ -125,6 +125,9 @@ async def load_newest(
 ) -> Found | None:
     """The newest stored state that matches the stream, or None: then fold from the beginning.
 
+    The stream may begin behind it: the caller then skips what is lost
+    (:func:`kvferry.replay.step.skip_lost`).
+
     Args:
         log_port: the log whose fold the state must be.
         objects: where the snapshots are.
@@ -169,8 +172,6 @@ async def _stale(log_port: LogPort, bounds: StreamBounds, entry: SnapshotEntry) 
         )
     if entry.position > bounds.last:
         return f"the stream ends at {bounds.last}"
-    if entry.position + 1 < bounds.first:
-        return f"the stream now begins at {bounds.first}"
     if entry.position >= bounds.first:
         found = await message_at(log_port, FACTS_STREAM, entry.position)
         if found is not None and found.stored_ms != entry.stored_ms:

@@ -36,6 +36,21 @@ def read_batch(stored: Stored) -> Batch:
     return batch
 
 
+def skip_lost(state: State, next_seq: int) -> None:
+    """What lies between the state and ``next_seq`` is in the stream no more, if anything does."""
+    first, last = state.position + 1, next_seq - 1
+    if first > last:
+        return
+    if state.position:
+        log.warning(
+            "messages %d to %d of the ledger are gone unread: its limits dropped them, or its "
+            "store was damaged; every node is asked for an inventory",
+            first,
+            last,
+        )
+    cross_hole(state, first, last)
+
+
 def step(state: State, stored: Stored) -> list[Applied]:
     """Fold one message and move the state's position past it.
 
@@ -44,14 +59,7 @@ def step(state: State, stored: Stored) -> list[Applied]:
     every fold of the same messages comes to the same state. A stream numbers its messages without
     a gap, so a number that is passed over after the first message is one that is lost.
     """
-    if 0 < state.position < stored.seq - 1:
-        log.warning(
-            "messages %d to %d of the ledger are gone unread: its limits dropped them, or its "
-            "store was damaged; every node is asked for an inventory",
-            state.position + 1,
-            stored.seq - 1,
-        )
-        cross_hole(state, state.position + 1, stored.seq - 1)
+    skip_lost(state, stored.seq)
     try:
         applied = apply_batch(state, read_batch(stored), Position(stored.seq, stored.stored_ms))
     except KVFerryError as error:
