@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from kvferry_connectors.router.bodies import Body, Kind, one_prompt, read_body
 from kvferry_connectors.router.errors import bad_request
 from kvferry_connectors.router.prompts import PromptChain, chain_of, scope_of
+from kvferry_connectors.router.wishes import Wishes, read_wishes
 
-SESSION_HEADER = "x-kvferry-session"
 REUSE_HEADER = "x-kvferry-reuse"
-SESSION_CHARS_MAX = 128
 
 _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 
@@ -29,6 +28,7 @@ class Asked:
         session: the name that the client gave its session, made safe, or empty.
         named: the scope of that session, or ``None``.
         chain: the prompt, to be recognised by; ``None`` if it cannot be.
+        wishes: what the client asks of its session's KV.
     """
 
     id: str
@@ -41,10 +41,13 @@ class Asked:
     session: str
     named: bytes | None
     chain: PromptChain | None
+    wishes: Wishes
 
 
-def read_request(kind: Kind, content: bytes, headers: Mapping[str, str]) -> Asked:
-    """Reads a client's request.
+def read_request(
+    kind: Kind, content: bytes, headers: Mapping[str, str], retain_max_s: float
+) -> Asked:
+    """Reads a client's request, which may ask for ``retain_max_s`` of retention at most.
 
     Raises:
         Answered: with 400, if the body is no JSON object or an option is wrong.
@@ -56,9 +59,8 @@ def read_request(kind: Kind, content: bytes, headers: Mapping[str, str]) -> Aske
     reuse = headers.get(REUSE_HEADER, "on")
     if reuse not in ("on", "off"):
         raise bad_request(f"header {REUSE_HEADER} is {reuse!r}: use on or off")
-    explicit = headers.get(SESSION_HEADER, "") or _string(body, "session_id")
-    if len(explicit) > SESSION_CHARS_MAX:
-        raise bad_request(f"the session's name is longer than {SESSION_CHARS_MAX} characters")
+    wishes = read_wishes(body, headers, retain_max_s)
+    explicit = wishes.session
     # Two conversations may meet only under the same credentials and the same salt.
     tenant = (headers.get("authorization", ""), _string(body, "cache_salt"))
     scope = scope_of(*tenant, explicit)
@@ -74,6 +76,7 @@ def read_request(kind: Kind, content: bytes, headers: Mapping[str, str]) -> Aske
         session=_session_name(explicit, tenant),
         named=scope if explicit else None,
         chain=chain_of(kind, body, scope) if single else None,
+        wishes=wishes,
     )
 
 

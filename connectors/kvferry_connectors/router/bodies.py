@@ -74,9 +74,11 @@ def may_hand_over(kind: Kind, body: Body) -> bool:
     return not body.get("echo") and body.get("truncate_prompt_tokens") is None
 
 
-def kv_part(request: str, session: str, hint: Mapping[str, object] | None) -> dict[str, object]:
-    """The ``kvferry`` part of a request's ``kv_transfer_params``."""
-    part: dict[str, object] = {"id": request, "session": session}
+def kv_part(
+    request: str, session: str, turn: int, hint: Mapping[str, object] | None
+) -> dict[str, object]:
+    """The ``kvferry`` part of a request's ``kv_transfer_params``, for the ``turn``-th turn."""
+    part: dict[str, object] = {"id": request, "session": session, "turn": turn}
     if hint is not None:
         part["hint"] = hint
     return part

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvferry_connectors.router.serve import run
-from kvferry_connectors.router.settings import RouterSettings, parse_engines
+from kvferry_connectors.router.settings import RETAIN_S_MAX, RouterSettings, parse_engines
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -71,6 +71,15 @@ def command(
             help="Send a turn to P and D at the same time, so that D pulls while P still computes.",
         ),
     ] = False,
+    retain_max_s: Annotated[
+        float,
+        typer.Option(
+            "--retain-max-s",
+            min=0.0,
+            max=RETAIN_S_MAX,
+            help="Seconds for which a client may ask that its session's KV is kept; 0: none may.",
+        ),
+    ] = 600.0,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -96,6 +105,7 @@ def command(
         nats_url=nats,
         engine_api_key=engine_api_key,
         overlap=overlap,
+        retain_max_s=retain_max_s,
         drain_s=drain_s,
     )
     logging.getLogger("kvferry").setLevel(

@@ -19,7 +19,7 @@ from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.prefill import Prefilled
 from kvferry_connectors.router.relay import Seen, clean, relay_stream, relay_whole
 from kvferry_connectors.router.reply import Reply
-from kvferry_connectors.router.sessions import Known
+from kvferry_connectors.router.sessions import Known, turn_of
 from kvferry_connectors.router.upstream import answer_of
 
 
@@ -118,7 +118,7 @@ def _part(
     hint = prefilled.hint
     if hint is None and asked.single and asked.reuse and known is not None:
         hint = known.hint
-    part = kv_part(asked.id, session, hint)
+    part = kv_part(asked.id, session, turn_of(known), hint) | asked.wishes.part()
     if prefilled.follow:
         part["follow"] = prefilled.follow
     if hint is None and not asked.reuse:

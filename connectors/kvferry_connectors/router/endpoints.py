@@ -38,7 +38,7 @@ class TurnEndpoint:
         reply = Reply(send)
         try:
             content = await read_content(request, router.settings.body_bytes_max)
-            asked = read_request(self._kind, content, request.headers)
+            asked = read_request(self._kind, content, request.headers, router.settings.retain_max_s)
         except ClientDisconnect:
             return
         except Answered as early:

@@ -19,7 +19,7 @@ from kvferry_connectors.router.context import (
 from kvferry_connectors.router.errors import Answered, EngineFailed
 from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.report import Report, read_reply
-from kvferry_connectors.router.sessions import Known
+from kvferry_connectors.router.sessions import Known, turn_of
 from kvferry_connectors.router.sse import PARAMS
 from kvferry_connectors.router.upstream import answer_of
 
@@ -89,7 +89,8 @@ async def prefill_at(
 
 
 def _part(asked: Asked, session: str, known: Known | None) -> dict[str, object]:
-    part = kv_part(asked.id, session, known.hint if known and asked.reuse else None)
+    hint = known.hint if known and asked.reuse else None
+    part = kv_part(asked.id, session, turn_of(known), hint) | asked.wishes.part()
     if not asked.reuse:
         part["reuse"] = "off"
     return part

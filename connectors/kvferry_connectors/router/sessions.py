@@ -24,6 +24,13 @@ class Known:
     hint: dict[str, object] | None
     """D's hint; may be used any number of times. ``None`` if D gave none, and then an older
     turn's hint must not stand in for it: a plan finds more."""
+    turn: int = 1
+    """Its number in the session, from 1 on."""
+
+
+def turn_of(known: Known | None) -> int:
+    """The number of the turn that follows on ``known``."""
+    return known.turn + 1 if known is not None else 1
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,11 @@ class SessionBook:
         self._lengths.setdefault(turn.node, Counter())[turn.length] += 1
         if len(self._turns) > self._turns_max:
             self._forget(next(iter(self._turns)))
+
+    def end(self, named: bytes | None) -> None:
+        """A named session is over: its name begins anew."""
+        if named is not None:
+            self._named.pop(named, None)
 
     def _longest(self, chain: PromptChain) -> _Turn | None:
         for index in range(len(chain.nodes) - 1, -1, -1):

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from kvferry.errors import ConfigError
 
+RETAIN_S_MAX = 86_400.0
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -54,6 +56,9 @@ class RouterSettings:
     """How many more requests in flight than the idlest D a session's own D may have."""
     turns_max: int = 16384
     """Turns remembered for recognising conversations and their hints."""
+    retain_max_s: float = 600.0
+    """A client may ask that its session's KV is kept for so long at most; 0 lets none ask. The
+    engines have a bound of their own, ``retain_max_ms``."""
     body_bytes_max: int = 64 * 1024 * 1024
     event_bytes_max: int = 16 * 1024 * 1024
     drain_s: float = 30.0
@@ -75,8 +80,16 @@ class RouterSettings:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value <= 0 and field.name not in ("affinity_slack", "drain_s"):
+            if value <= 0 and field.name not in (
+                "affinity_slack",
+                "drain_s",
+                "retain_max_s",
+            ):
                 raise ConfigError(f"{field.name} is {value}: it must be more than 0")
+        if not 0 <= self.retain_max_s <= RETAIN_S_MAX:
+            raise ConfigError(
+                f"retain_max_s is {self.retain_max_s}: use 0 to {RETAIN_S_MAX:g} seconds"
+            )
 
 
 def parse_engines(values: Sequence[str], prefix: str) -> tuple[EngineUrl, ...]:

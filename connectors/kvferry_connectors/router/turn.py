@@ -16,7 +16,7 @@ from kvferry_connectors.router.prefill import Prefilled, prefill
 from kvferry_connectors.router.relay import Seen, clean
 from kvferry_connectors.router.reply import Reply
 from kvferry_connectors.router.report import reuse_line
-from kvferry_connectors.router.sessions import Known, new_session
+from kvferry_connectors.router.sessions import Known, new_session, turn_of
 
 logger = logging.getLogger("kvferry.router")
 
@@ -97,6 +97,9 @@ class Turn:
 
     def _remember(self) -> None:
         """Also after an abort: D keeps what it computed."""
+        if self._asked.wishes.end:
+            self._router.book.end(self._asked.named)
+            return
         prefilled = self._prefilled or Prefilled()
         self._router.book.remember(
             self._asked.chain,
@@ -106,6 +109,7 @@ class Turn:
                 prefilled.engine,
                 self._decoded.engine,
                 self._decoded.seen.kv.hint,
+                turn_of(self._known),
             ),
         )
 
