@@ -9,6 +9,7 @@ come by the entry-point group ``kvferry.benches`` instead.
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "outbox": "kvferry.bench.outbox:command",
     "rebuild": "kvferry.bench.rebuild.command:command",
 }
 """Name of a command to ``module:function``."""
