@@ -12,6 +12,8 @@ class TakeLead(msgspec.Struct, frozen=True, kw_only=True):
 
     space: str
     replica: str
+    above: int = 0
+    """Terms up to this one may have been held by leaders of whom the ledger knows no more."""
 
 
 class NodeSilent(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,7 +68,7 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
 
 def _take_lead(state: State, command: TakeLead) -> Decision:
     known = state.spaces.get(command.space)
-    term = known.term + 1 if known is not None else 1
+    term = max(known.term if known is not None else 0, command.above) + 1
     return Decision(events=((command.space, LeaderElected(term=term, replica=command.replica)),))
 
 

@@ -20,7 +20,7 @@ from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import LedgerUnavailable, WrongLastSequence
 from kvferry.ledger.codec import encode
 from kvferry.ledger.subjects import coord_subject
-from kvferry.ports.log import LogPort
+from kvferry.ports.log import FACTS_STREAM, LogPort
 
 log = logging.getLogger("kvferry.daemon")
 
@@ -175,13 +175,14 @@ class Decider:
         await self._elect(space, seq)
 
     async def _elect(self, space: str, last: int) -> None:
-        decision = decide(
-            self._projector.state,
-            TakeLead(space=space, replica=self._standing.replica),
-            self._now_ms(),
-        )
+        bounds = await self._log.bounds(FACTS_STREAM)
+        # Where the stream lost its beginning, and no checkpoint stood in for it, the state may
+        # not know every term. None of them is higher than the sequence that it was stored at.
+        above = bounds.last if bounds.first > 1 else 0
+        command = TakeLead(space=space, replica=self._standing.replica, above=above)
+        decision = decide(self._projector.state, command, self._now_ms())
         events = tuple(event for _, event in decision.events)
-        term = self._space(space).term + 1
+        term = max(self._space(space).term, above) + 1
         self._held[space] = (term, last)
         await self._append(space, term, events)
         log.info("leading space %s with term %d", space, term)

@@ -42,6 +42,8 @@ def test_taking_the_lead_raises_the_term() -> None:
     assert decision.events == ((SPACE, LeaderElected(term=2, replica="c-2")),)
     fresh = decide(State(), TakeLead(space="new", replica="c-2"), NOW_MS)
     assert fresh.events == (("new", LeaderElected(term=1, replica="c-2")),)
+    above = decide(ledger.state, TakeLead(space=SPACE, replica="c-2", above=40), NOW_MS)
+    assert above.events == ((SPACE, LeaderElected(term=41, replica="c-2")),)
 
 
 def test_a_silent_node_is_given_up_once() -> None:

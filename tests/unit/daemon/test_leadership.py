@@ -9,12 +9,13 @@ from tests.unit.daemon.support import SPACE, FakeNode, ask, quick, running, unti
 
 from kvferry.core.commands import SetPolicy
 from kvferry.core.envelope import Batch, Entry
-from kvferry.core.events import LeaderElected, PolicySet
+from kvferry.core.events import LeaderElected, NodeClosed, PolicySet
 from kvferry.core.messages import Announce
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import ConfigError
 from kvferry.ledger.codec import decode, encode
 from kvferry.ledger.memory import MemoryLog
+from kvferry.ledger.streams import StreamLimits
 from kvferry.ledger.subjects import coord_subject
 from kvferry.ports.log import FACTS_STREAM
 
@@ -87,6 +88,22 @@ async def test_a_standby_takes_over_at_once_after_a_goodbye() -> None:
             second.standing._listening_since -= 300.0
             await until(lambda: second.decider.leads(SPACE), "the second takes over")
             assert second.projector.state.spaces[SPACE].term == 2
+
+
+async def test_no_term_is_given_twice_where_the_stream_lost_its_beginning() -> None:
+    log = MemoryLog(StreamLimits(facts_max_bytes=3_000))
+    node = FakeNode(log, "p0")
+    await node.join()
+    async with running(log, replica="c-a") as first:
+        await until(lambda: first.decider.leads(SPACE), "the first leads")
+        elected = first.decider.term()
+    await log.delete("checkpoints")  # Nobody can say any more who led so far.
+    while (await log.bounds(FACTS_STREAM)).first <= elected + 3:
+        await node.facts(*[NodeClosed(incarnation="other")] * 20)
+    async with running(log, replica="c-b") as second:
+        await until(lambda: second.decider.leads(SPACE), "the second leads")
+        assert second.projector.state.spaces[SPACE].term == second.decider.term()
+        assert elected < second.decider.term() <= (await log.bounds(FACTS_STREAM)).last
 
 
 async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:
