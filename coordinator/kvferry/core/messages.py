@@ -127,6 +127,10 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks between samples."""
     block_size: int
     prompt_tokens: int
+    request: str = ""
+    """Who wants it; empty from nodes that cannot wait."""
+    waited_ms: float = 0.0
+    """For how long it has waited as it was told to."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +167,9 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     recompute_ms: float = 0.0
     prefill_ms: float = 0.0
     """To compute the whole prompt; 0 while it is not known."""
+    wait_ms: float = 0.0
+    """Above 0: ask again after so long instead of pulling now, for it will be over sooner then.
+    Who cannot wait goes by the candidates."""
     miss: str = ""
     mode: str = "on"
     position: int = 0

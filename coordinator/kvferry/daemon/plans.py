@@ -11,9 +11,10 @@ import msgspec
 
 from kvferry.core.cost import PrefillCost
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest, encode
-from kvferry.core.placement import Ranked, Source, rank, trial
-from kvferry.core.sources import source_for
+from kvferry.core.placement import Ranked
+from kvferry.core.planning import Holder, Need, plan_prefix, promised
 from kvferry.core.state import JOINED, MODE_OBSERVE, MODE_ON, MODE_PAUSED, NodeState, SpaceState
+from kvferry.daemon.moves import Moves
 from kvferry.daemon.projector import Projector
 from kvferry.ids import SHORT_BYTES, sample_stride
 from kvferry.ports.log import Reply
@@ -24,7 +25,6 @@ CANDIDATES_MAX = 8
 SOURCES_MAX = 32
 """Holders that are weighed, those with the longest prefix."""
 TIMINGS_MAX = 2_048
-TOO_DEAR = "too_dear"
 
 _REQUESTS = msgspec.msgpack.Decoder(PlanRequest)
 
@@ -45,7 +45,7 @@ class PlanService:
         self._replica = replica
         self._projector = projector
         self._weigh = weigh
-        self._clock = clock
+        self._moves = Moves(projector, clock=clock)
         self._took_us: deque[float] = deque(maxlen=TIMINGS_MAX)
 
     async def handle(self, subject: str, data: bytes, reply: Reply | None) -> None:
@@ -99,14 +99,13 @@ class PlanService:
         held = self._projector.index.space(request.space).holders(
             request.hashes, usable=usable, limit=SOURCES_MAX
         )
-        offers = [
-            source_for(space, asker, nodes[one.node], blocks=one.samples * stride, tier=one.tier)
-            for one in held
-        ]
-        if not offers:
+        if not held:
             prefill_ms = _whole_ms(space.prefill.get(asker.name), request)
             return self._miss("nothing_held", mode, prefill_ms)
-        return self._choose(request, space, asker, offers, mode)
+        holders = [
+            Holder(node=nodes[one.node], blocks=one.samples * stride, tier=one.tier) for one in held
+        ]
+        return self._choose(request, space, asker, holders, mode)
 
     def timings_us(self) -> dict[str, float]:
         """p50 and p99 of the last answers' own time, in microseconds; empty before the first."""
@@ -120,27 +119,35 @@ class PlanService:
         request: PlanRequest,
         space: SpaceState,
         asker: NodeState,
-        sources: list[Source],
+        holders: list[Holder],
         mode: str,
     ) -> PlanAnswer:
         """What is worth moving, the largest expected gain first."""
-        prefill = space.prefill.get(asker.name)
-        ranked = rank(sources, block_size=asker.block_size, prefill=prefill, target=asker.name)
-        worth = [one for one in ranked if one.worth] if self._weigh else ranked
-        if not worth and prefill is not None:
-            tried = trial(ranked, block_size=asker.block_size, prefill=prefill)
-            worth = [tried] if tried is not None else []
         # Whoever asks before it heard that it only observes must not pull either.
         observing = mode == MODE_OBSERVE
-        chosen = tuple(_candidate(space, one) for one in worth[:CANDIDATES_MAX])
+        need = Need(
+            target=asker,
+            chain=request.hashes,
+            stride=request.stride,
+            request="" if observing else request.request,
+            waited_ms=request.waited_ms,
+        )
+        moves, now_ms = self._moves.of(request.space), self._moves.now_ms()
+        planned = plan_prefix(space, moves, need, holders, now_ms=now_ms, weigh=self._weigh)
+        if need.request and planned.wait_ms:
+            moves.wait(asker.name, need.request, need.upto(), now_ms + planned.wait_ms)
+        elif need.request and planned.chosen and not planned.shared:
+            moves.promise(promised(need, planned.chosen[0], now_ms))
+        chosen = tuple(_candidate(space, one) for one in planned.chosen[:CANDIDATES_MAX])
         return PlanAnswer(
             replica=self._replica,
             candidates=() if observing else chosen,
             observed=chosen if observing else (),
-            dear=() if chosen else (_candidate(space, ranked[0]),),
-            recompute_ms=max(one.recompute_ms or 0.0 for one in ranked),
-            prefill_ms=_whole_ms(prefill, request),
-            miss=("" if chosen else TOO_DEAR) if not observing or not chosen else MODE_OBSERVE,
+            dear=(_candidate(space, planned.dear),) if planned.dear is not None else (),
+            recompute_ms=planned.longest_ms,
+            prefill_ms=_whole_ms(space.prefill.get(asker.name), request),
+            wait_ms=planned.wait_ms,
+            miss=MODE_OBSERVE if observing and chosen else planned.miss,
             mode=mode,
             position=self._projector.state.position,
         )

@@ -53,6 +53,12 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "nothing to do if the prediction is right; compare predicted_ms with recompute_ms in "
         "`kvferry explain`, and look at the link's rate in `kvferry status` if it is not",
     ),
+    "busy": (
+        "the nodes that hold the prefix sent, or this one received, as much as they should at a "
+        "time, and waiting for a turn would have taken longer than computing",
+        "normal in a burst; if it stays, look at the transfers in flight in `kvferry status`, and "
+        "spread the sessions over more nodes",
+    ),
     "too_short": (
         "the shareable prefix was shorter than the least that is worth a transfer",
         "nothing to do; a short prefix is computed faster than it is moved",

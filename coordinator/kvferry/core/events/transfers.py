@@ -10,8 +10,8 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
 
     ``transfer`` is empty for a miss, and then ``miss`` says why: ``nothing_held``,
     ``diverged@N`` (N is the token), ``node_left``, ``space_mismatch``, ``bad_hint``,
-    ``expired_hint``, ``not_offered``, ``too_dear``, ``too_short``, ``paused``, ``observe``,
-    ``plan_late``, ``prefill_late``, ``no_coordinator``, ``peer_unreachable``,
+    ``expired_hint``, ``not_offered``, ``too_dear``, ``too_short``, ``busy``, ``paused``,
+    ``observe``, ``plan_late``, ``prefill_late``, ``no_coordinator``, ``peer_unreachable``,
     ``unshareable``, ``policy_unset``, ``outbox_full``, ``local``, ``reuse_off``, ``unused``,
     ``aborted``. A request whose transfer failed ends with ``transfer_failed``.
     """
