@@ -12,10 +12,10 @@ from kvferry.core.applied import Applied
 from kvferry.core.events import Evicted, NodeJoined
 from kvferry.core.held import HeldFilter
 from kvferry.core.messages import Held, encode, held_subject
-from kvferry.core.state import State
 from kvferry.daemon.projector import Projector
 from kvferry.errors import LedgerError
 from kvferry.ids import pack_short, unpack_short
+from kvferry.index.spaces import ResidencyIndex
 from kvferry.ports.log import BusPort
 
 log = logging.getLogger("kvferry.daemon")
@@ -53,8 +53,8 @@ class _Space:
         self.coming: HeldFilter | None = None
         """The next filter while it is being built: it must not miss what comes meanwhile."""
 
-    def add(self, hashes: tuple[int, ...]) -> bool:
-        """Whether some hash was new."""
+    def add(self, hashes: tuple[int, ...]) -> None:
+        """Hashes that nobody held a moment ago."""
         known = self.filter
         news = [one for one in hashes if not known.might_hold(one)]
         for one in news:
@@ -64,7 +64,6 @@ class _Space:
                 self.coming.add(one)
         self.fresh += news
         self.count += len(news)
-        return bool(news)
 
 
 class HeldTeller:
@@ -86,7 +85,7 @@ class HeldTeller:
         self._leads = leads
         self._clock = clock
         self._spaces: dict[str, _Space] = {}
-        self._folded: State | None = None
+        self._indexed: ResidencyIndex | None = None
         self._news = asyncio.Event()
         projector.observe(self._follow)
 
@@ -105,9 +104,10 @@ class HeldTeller:
     async def tell(self) -> None:
         """Send each space what it has to hear now."""
         state = self._projector.state
-        if self._folded is not state:
+        if self._indexed is not self._projector.index:
+            # Another ledger, or the index was built anew: what it added meanwhile is not known.
             self._spaces.clear()
-            self._folded = state
+            self._indexed = self._projector.index
         if not self._projector.loaded or not self._bus.connected():
             return
         for name in list(state.spaces):
@@ -137,12 +137,14 @@ class HeldTeller:
             if isinstance(one.entry.event, Evicted):
                 space.ended = True
             known = state.spaces[one.space].offers
-            for offer_id in one.offers:
-                offer = known.get(offer_id)
-                if offer is None:
-                    space.ended = True
-                elif space.add(unpack_short(offer.hashes)):
-                    self._news.set()
+            if not all(offer_id in known for offer_id in one.offers):
+                space.ended = True
+        for name, news in self._projector.index.fresh.items():
+            space = self._spaces.get(name)
+            if space is not None:
+                for hashes in news:
+                    space.add(unpack_short(hashes))
+                self._news.set()
 
     async def _tell_one(self, name: str, space: _Space, term: int) -> None:
         now_s = self._clock()
@@ -164,13 +166,13 @@ class HeldTeller:
 
     async def _rebuild(self, name: str, space: _Space) -> None:
         """A filter of what is held now, in slices; what is offered meanwhile goes into both."""
-        state = self._projector.state.spaces[name]
         space.ended = False
-        held = self._projector.index.space(name).samples()
+        residency = self._projector.index.space(name)
+        held = residency.samples()
         fresh = space.coming = HeldFilter.for_count(held)
         added = 0
-        for offer in list(state.offers.values()):
-            hashes = unpack_short(offer.hashes)
+        for stretch in residency.stretches():
+            hashes = unpack_short(stretch)
             for one in hashes:
                 fresh.add(one)
             added += len(hashes)

@@ -173,6 +173,16 @@ class Forest:
                 return found
             branch, start = child, end
 
+    def stretches(self) -> list[bytes]:
+        """The samples of every branch."""
+        found, left = [], list(self._roots.values())
+        while left:
+            branch = left.pop()
+            found.append(branch.hashes)
+            if branch.children is not None:
+                left += branch.children.values()
+        return found
+
     def _root(self, run: bytes, start: int) -> Branch:
         branch = self._roots[run[:SHORT_BYTES]] = Branch(run, None, start)
         self.bytes += len(run)

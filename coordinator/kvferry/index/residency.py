@@ -47,8 +47,8 @@ class Residency:
         """Where each offer is listed and for whom; nowhere if nothing of it can be."""
         self._holders: dict[tuple[str, str], Holder] = {}
 
-    def put(self, offer_id: str, offer: Offered, stride: int) -> None:
-        """List an offer, or what became of it.
+    def put(self, offer_id: str, offer: Offered, stride: int) -> bytes:
+        """List an offer, or what became of it; gives its samples that nobody held, joined.
 
         Args:
             offer_id: the offer's name; a known one is replaced.
@@ -61,10 +61,14 @@ class Residency:
             holder = self._holders[who] = Holder(*who)
         # Before the old one goes, so that neither branch nor holder is given up in between.
         holder.offers += 1
+        known = self._forest.bytes
         end = self._list(offer, stride, holder)
+        new = self._forest.bytes - known
         if offer_id in self._ends:
             self.drop(offer_id)
         self._ends[offer_id] = (None, 0, holder) if end is None else (*end, holder)
+        # What is known of a run is where it begins, so what is new ends it.
+        return offer.hashes[-new:] if new else b""
 
     def drop(self, offer_id: str) -> None:
         """Forget one offer; an unknown one is ignored."""
@@ -115,6 +119,10 @@ class Residency:
     def samples(self) -> int:
         """Distinct sampled hashes that somebody holds."""
         return self._forest.bytes // SHORT_BYTES
+
+    def stretches(self) -> list[bytes]:
+        """All of them, joined as they lie in their chains, each once."""
+        return self._forest.stretches()
 
     def _list(self, offer: Offered, stride: int, holder: Holder) -> End | None:
         start, between = divmod(offer.base, stride)

@@ -19,6 +19,8 @@ class ResidencyIndex:
 
     def __init__(self) -> None:
         self._spaces: dict[str, Residency] = {}
+        self.fresh: dict[str, list[bytes]] = {}
+        """By space, the samples that nobody held before the last :meth:`follow`, joined."""
 
     @classmethod
     def from_state(cls, state: State) -> ResidencyIndex:
@@ -36,6 +38,7 @@ class ResidencyIndex:
 
     def follow(self, state: State, applied: Iterable[Applied]) -> None:
         """Take over what :func:`kvferry.core.apply.apply_batch` applied to ``state``."""
+        self.fresh = {}
         for one in applied:
             if not one.offers:
                 continue
@@ -47,8 +50,8 @@ class ResidencyIndex:
                 offer = space.offers.get(offer_id)
                 if offer is None:
                     residency.drop(offer_id)
-                else:
-                    residency.put(offer_id, offer, _stride(space, offer.node))
+                elif new := residency.put(offer_id, offer, _stride(space, offer.node)):
+                    self.fresh.setdefault(one.space, []).append(new)
 
 
 def _stride(space: SpaceState, node: str) -> int:

@@ -77,6 +77,28 @@ async def test_what_is_evicted_is_taken_out_in_time(monkeypatch: pytest.MonkeyPa
         assert not any(view.lacks(one) for one in sampled(TWO))
 
 
+async def test_an_index_that_was_built_anew_is_told_as_a_whole() -> None:
+    log = MemoryLog()
+    d0 = FakeNode(log, "d0")
+    async with running(log) as coordinator, listening(log) as view:
+        await d0.join()
+        await d0.facts(offer("d.1", ONE))
+        await until(lambda: not view.lacks(ONE[STRIDE - 1]), "the first offer")
+        projector = coordinator.projector
+        follow = projector.index.follow
+
+        def fail_once(*_: object) -> None:
+            projector.index.follow = follow  # type: ignore[method-assign]
+            raise RuntimeError("made to fail")
+
+        projector.index.follow = fail_once  # type: ignore[method-assign]
+        await d0.facts(offer("d.2", TWO))
+        await until(lambda: not view.lacks(TWO[STRIDE - 1]), "what it held when it was built")
+        await d0.facts(offer("d.3", chain("three", 64)))
+        await until(lambda: not view.lacks(chain("three", 64)[STRIDE - 1]), "what came then")
+        assert not any(view.lacks(one) for one in [*sampled(ONE), *sampled(TWO)])
+
+
 async def test_a_full_set_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
     d0 = FakeNode(log, "d0")

@@ -35,6 +35,8 @@ class History:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.state, self.index = State(), ResidencyIndex()
+        self.told = set[bytes]()
+        """Every sample that the index said was new."""
         self.stream_seq = 0
         self.lives = {name: ["", 0, 0] for name in ("p0", "d0", "d1")}
         self.coord(LeaderElected(term=1, replica="c-0"))
@@ -49,6 +51,7 @@ class History:
         )  # fmt: skip
         position = Position(self.stream_seq, 1_000 + self.stream_seq)
         self.index.follow(self.state, apply_batch(self.state, batch, position))
+        self.told |= listed(self.index.fresh.get(SPACE, []))
 
     def coord(self, event: AnyEvent) -> None:
         self.apply("c-0", "coord", "ffffffffffffffff", 1, self.stream_seq + 1, event)
@@ -117,6 +120,10 @@ class History:
         return None
 
 
+def listed(stretches: list[bytes]) -> set[bytes]:
+    return {one for stretch in stretches for one in model.samples(stretch)}
+
+
 def asked() -> list[bytes]:
     return [short_hashes(one, STRIDE) for one in CHAINS]
 
@@ -148,6 +155,7 @@ def test_followed_equals_rebuilt(seed: int) -> None:
             for one in asked()
         ]
         assert by_node == right(history.state)
+        assert listed(history.index.space(SPACE).stretches()) <= history.told
 
 
 def test_the_comparison_has_teeth() -> None:

@@ -134,3 +134,16 @@ def test_each_node_is_asked_about_once() -> None:
     residency.put("short", Offer("d1", "cache", CHAIN[:40] + bytes(8)), STRIDE)
     found = residency.holders(CHAIN, usable=lambda node: bool(asked.append(node)))
     assert (found, sorted(asked)) == ([], ["d0", "d1"])
+
+
+def test_put_gives_what_nobody_held() -> None:
+    other = CHAIN[:40] + pack_short(range(200, 205))
+    residency = Residency()
+    assert residency.put("one", run(0, 4), STRIDE) == CHAIN[:32]
+    assert residency.put("two", run(0, 6, node="d1"), STRIDE) == CHAIN[32:48]
+    assert residency.put("one", run(0, 6), STRIDE) == b""
+    assert residency.put("three", Offer("d1", "cache", other), STRIDE) == other[40:]
+    assert sorted(residency.stretches()) == sorted([CHAIN[:48], other[40:]])
+    residency.drop("three")
+    assert residency.stretches() == [CHAIN[:48]]
+    assert residency.put("three", Offer("d0", "host", other), STRIDE) == other[40:]
