@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Load:
-    """Two nodes in a process of their own, one of which asks for plans. A context manager."""
+    """Nodes in a process of their own, one of which asks for plans. A context manager."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Two nodes without an engine: one offers a prompt, the other asks for plans of it all the time.
+"""Three nodes without an engine: one offers a prompt, the next asks for plans of it all the time,
+and the last only lives, so that a scenario may pause it.
 
 They are the shipped agent and plan client in a process of their own. Started with one JSON object
 (:class:`Order`) as argument; ``report`` on stdin is answered with one line (:class:`Report`) of
@@ -22,6 +23,7 @@ from kvferry.node.outbox.outbox import Outbox
 
 BLOCKS = 32
 ANSWERED = "answered"
+IDLE = "x0"
 OFFER_EVERY_S = 0.2
 FOUND_IN_A_ROW = 30
 
@@ -53,7 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     open: int
     """Plans under way now."""
     states: dict[str, str]
-    """Of both agents."""
+    """Of all agents."""
 
 
 class Load:
@@ -64,7 +66,7 @@ class Load:
         self._ended: list[Asked] = []
         self._begun = 0
         self._counted = 0
-        self._outboxes = {"d0": Outbox(), "p0": Outbox()}
+        self._outboxes = {"d0": Outbox(), "p0": Outbox(), IDLE: Outbox()}
         self._agents = {
             name: NodeAgent(
                 NodeSettings(

@@ -32,6 +32,7 @@ class Process:
         cwd: Path | None = None,
     ) -> None:
         self.log = log
+        self._ended = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*within, *command],
@@ -47,6 +48,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended though nobody asked it to."""
+        return not self.running and not self._ended
+
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does."""
         self._process.send_signal(signal.SIGSTOP)
@@ -57,11 +63,13 @@ class Process:
 
     def kill(self) -> None:
         """End it as kill -9 does, and wait until the kernel has closed its sockets."""
+        self._ended = True
         self._process.kill()
         self._process.wait(BOUND_S)
 
     def terminate(self) -> int:
         """Ask it to stop; its exit code."""
+        self._ended = True
         self._process.terminate()
         return self._process.wait(BOUND_S)
 

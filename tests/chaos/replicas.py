@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import FACTS_STREAM, Reply
 
 T = TypeVar("T")
+
+LOOK_S = 0.5
 
 
 class Decided(NamedTuple):
@@ -55,9 +58,11 @@ class Replicas:
         for process in self.processes.values():
             process.close()
 
-    def start(self, name: str, *, within: Sequence[str] = (), **options: object) -> Process:
-        """Start the replica of that name, again after it ended."""
-        arguments = ["--nats", self.url, "--replica", name, "--cost", "off"]
+    def start(
+        self, name: str, *, url: str = "", within: Sequence[str] = (), **options: object
+    ) -> Process:
+        """Start the replica of that name, also again; ``url`` is its way to the ledger."""
+        arguments = ["--nats", url or self.url, "--replica", name, "--cost", "off"]
         arguments += ["--stream-replicas", str(self._stream_replicas)]
         for option, value in options.items():
             arguments += [f"--{option.replace('_', '-')}", str(value)]
@@ -104,13 +109,18 @@ class Replicas:
                     enough.set()
 
             stop = await ledger.subscribe(ANNOUNCE_SUBJECT, on_announce)
+            left_s = bound_s
             try:
-                async with asyncio.timeout(bound_s):
-                    await enough.wait()
-            except TimeoutError:
-                raise AssertionError(
-                    f"not within {bound_s:g} s: {what}; heard {heard}\n{self.said()}"
-                ) from None
+                while not enough.is_set():
+                    crashed = [name for name, one in self.processes.items() if one.crashed]
+                    assert not crashed, f"{crashed} ended by themselves\n{self.said()}"
+                    assert left_s > 0, (
+                        f"not within {bound_s:g} s: {what}; heard {heard}\n{self.said()}"
+                    )
+                    left_s -= LOOK_S
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S):
+                            await enough.wait()
             finally:
                 await stop()
             return heard
@@ -137,10 +147,23 @@ class Replicas:
         """One replica's answer."""
 
         async def asked(ledger: JetStreamLedger) -> dict[str, Any]:
-            question = encode_query(Query(verb=verb, who="test", **fields))
+            question = encode_query(Query(verb=verb, **({"who": "test"} | fields)))
             return decode_answer(await ledger.request(query_subject(replica), question, BOUND_S))
 
         return self.use(asked)
+
+    def tell(self, replica: str, verb: str, **fields: Any) -> None:
+        """Ask without waiting for an answer; the server has it when this returns."""
+
+        async def told(ledger: JetStreamLedger) -> None:
+            question = encode_query(Query(verb=verb, **fields))
+            asking = asyncio.create_task(ledger.request(query_subject(replica), question, BOUND_S))
+            await asyncio.sleep(0)
+            await ledger.bounds(FACTS_STREAM)  # An answer to a later message.
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+        self.use(told)
 
     def decisions(self) -> list[Decided]:
         """Every event of the coord lane, in order."""

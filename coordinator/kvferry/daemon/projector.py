@@ -59,7 +59,7 @@ class Projector:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._last = 0
         self._level_at = clock()
-        self._replaced = asyncio.Event()
+        self._doubted = asyncio.Event()
         self._short_since: float | None = None
 
     def observe(self, observer: Observer) -> None:
@@ -155,19 +155,22 @@ class Projector:
         self._wake()
 
     async def _follow(self) -> None:
-        """Read until the ledger fails or is replaced."""
+        """Read until the ledger fails or may be another one; then the last message is read anew."""
         reading = asyncio.create_task(self._read(), name="kvferry-projector-read")
-        replaced = asyncio.create_task(self._replaced.wait(), name="kvferry-projector-replaced")
+        doubted = asyncio.create_task(self._doubted.wait(), name="kvferry-projector-doubted")
         try:
-            await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, doubted}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, replaced):
+            for task in (reading, doubted):
                 task.cancel()
-            ended = await asyncio.gather(reading, replaced, return_exceptions=True)
-        if self._replaced.is_set():
-            self._replaced.clear()
-            self._forget()
-            self.level.clear()
+            ended = await asyncio.gather(reading, doubted, return_exceptions=True)
+        if self._doubted.is_set():
+            self._doubted.clear()
+            if self._short_since is not None:
+                raise LedgerReplaced(
+                    f"the ledger ends at {self._last} but {self.state.position} was folded: its "
+                    "store was replaced or lost its end"
+                )
         elif isinstance(ended[0], BaseException):
             raise ended[0]
         else:
@@ -229,23 +232,21 @@ class Projector:
         self.index = ResidencyIndex()
         self.last_stored_ms = 0
         self.loaded = False
+        self.level.clear()
+        self._short_since = None
 
     def _note_short(self, short: bool) -> None:
-        """The stream ends before what was folded; believed once it stays so."""
+        """The stream ends before what was folded: believed once it stays so, and doubted once it
+        has grown again, for that may be another stream."""
         now = self._clock()
         if not short:
-            self._short_since = None
+            if self._short_since is not None:
+                self._short_since = None
+                self._doubted.set()
         elif self._short_since is None:
             self._short_since = now
         elif now - self._short_since >= REPLACED_AFTER_S:
-            log.warning(
-                "the ledger ends at %d but %d was folded: its store was replaced or lost its end; "
-                "folding again from its beginning",
-                self._last,
-                self.state.position,
-            )
-            self._short_since = None
-            self._replaced.set()
+            self._doubted.set()
 
     def _note_level(self) -> None:
         if self.state.position >= self._last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.codec import decode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import facts_subject
-from kvferry.ports.log import FACTS_STREAM
+from kvferry.ports.log import FACTS_STREAM, StreamBounds
 from kvferry.replay.fold import fold_to
 from kvferry.replay.snapshots import read_catalogue
 
@@ -180,6 +181,40 @@ async def test_a_replaced_ledger_is_noticed_and_folded_again() -> None:
 
         await until(knows_only_p1, "the new ledger is folded from its beginning")
         assert coordinator.projector.index.space(SPACE).offers() == {}
+
+
+async def test_what_is_folded_while_the_end_is_asked_for_does_not_make_the_ledger_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = MemoryLog()
+    d0 = FakeNode(log, "d0")
+    async with running(log, tick_s=5.0) as coordinator:
+        await settled(coordinator, await d0.facts(offer("d.1", PROMPT)))
+        projector, state = coordinator.projector, coordinator.projector.state
+        real, late_s = log.bounds, 0.0
+
+        async def overtaken(stream: str) -> StreamBounds:
+            found = await real(stream)
+            await settled(coordinator, await d0.facts(offer("d.1", PROMPT)))
+            return found
+
+        async def behind(stream: str) -> StreamBounds:
+            # As a cluster's new stream leader may say for a moment.
+            found = await real(stream)
+            return StreamBounds(found.first, found.last - 1)
+
+        monkeypatch.setattr(projector, "_clock", lambda: time.monotonic() + late_s)
+        for bounds in (overtaken, overtaken, overtaken, behind, real):
+            monkeypatch.setattr(log, "bounds", bounds)
+            await projector.measure()
+            late_s += 10.0
+        await settled(coordinator, await d0.facts(offer("d.1", PROMPT)))
+        assert projector.state is state
+        monkeypatch.setattr(log, "bounds", behind)
+        await projector.measure()
+        late_s += 10.0
+        await projector.measure()
+        await until(lambda: projector.state is not state, "what stays short was replaced")
 
 
 async def test_it_starts_before_the_ledger_answers_and_stops_within_its_bound() -> None:
