@@ -10,6 +10,7 @@ from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
     "outbox": "kvferry.bench.outbox:command",
+    "plan": "kvferry.bench.plan.command:command",
     "rebuild": "kvferry.bench.rebuild.command:command",
 }
 """Name of a command to ``module:function``."""

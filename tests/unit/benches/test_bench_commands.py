@@ -58,6 +58,19 @@ def test_outbox_takes_part_of_a_step_only(tmp_path: Path) -> None:
     assert figures["steps"] == 200
 
 
+def test_plans_are_answered_from_what_is_held(tmp_path: Path) -> None:
+    figures = measured(
+        tmp_path,
+        *("plan", "--plans-per-s", "100", "--seconds", "1", "--warm-s", "0.2"),
+        *("--hashes", "64", "--events", "60000", "--askers", "2"),
+    )
+    assert figures["unanswered"] == 0
+    assert 0 < figures["plan_ms_p50"] <= figures["plan_ms_p99"] <= figures["plan_ms_max"]
+    # Three of four prompts are held in part or as a whole.
+    assert 0.5 < figures["candidates"] / figures["asked"] < 0.95
+    assert set(figures["misses"]) == {"nothing_held"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
