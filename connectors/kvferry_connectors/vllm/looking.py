@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+import msgspec
+
 from kvferry.core.messages import PlanAnswer, PlanRequest
 from kvferry.errors import PeerRefused, PeerUnreachable
 from kvferry.ids import sample_stride, short_hashes
@@ -102,9 +104,13 @@ class Looker:
 
     def ask_plan(self, tracked: Tracked, pull: Pull) -> None:
         """Ask the coordinator who holds the prompt's prefix, then pin there."""
+        self._ask(tracked, pull, self._plan_request(tracked, pull))
 
+    def _ask(self, tracked: Tracked, pull: Pull, request: PlanRequest) -> None:
         def done(answer: PlanAnswer | None, miss: str) -> None:
             if pull.cancelled:
+                return
+            if answer is not None and self._waits(tracked, pull, request, answer):
                 return
             if answer is None or not answer.candidates:
                 if answer is not None:
@@ -114,7 +120,19 @@ class Looker:
             take_plan(pull, answer, answer.candidates)
             self._pool.submit(self._pin, tracked, pull, False)
 
-        self._plans.ask(self._plan_request(tracked, pull), done)
+        if not pull.cancelled:
+            self._plans.ask(request, done)
+
+    def _waits(
+        self, tracked: Tracked, pull: Pull, request: PlanRequest, answer: PlanAnswer
+    ) -> bool:
+        """Whether it is not our turn yet: then we ask again when the coordinator says."""
+        if answer.wait_ms <= 0:
+            return False
+        again = msgspec.structs.replace(request, waited_ms=request.waited_ms + answer.wait_ms)
+        most_ms = answer.wait_ms + self._options.plan_deadline_ms + self._options.pin_timeout_ms
+        pull.answer_by = time.monotonic() + most_ms / 1000
+        return self._plans.later(answer.wait_ms, lambda: self._ask(tracked, pull, again))
 
     def observe_plan(self, tracked: Tracked, pull: Pull, known: Callable[[], None]) -> None:
         """Ask the coordinator what it would choose; ``known`` is called once, on our thread."""
@@ -158,6 +176,7 @@ class Looker:
             stride=stride,
             block_size=self._block_size,
             prompt_tokens=tracked.prompt_tokens,
+            request=tracked.id,
         )
 
     # --- our threads ------------------------------------------------------------------------

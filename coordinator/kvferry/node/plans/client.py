@@ -25,6 +25,8 @@ logger = logging.getLogger("kvferry.node")
 
 NO_COORDINATOR = "no_coordinator"
 PLAN_LATE = "plan_late"
+LATER_MAX = 1_024
+"""Requests that wait for their turn at a time."""
 
 Done = Callable[[PlanAnswer | None, str], None]
 """Called with an answer and ``""``, or with None and ``no_coordinator`` or ``plan_late``."""
@@ -50,6 +52,8 @@ class PlanClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bus: BusPort | None = None
         self._open: set[asyncio.Task[str]] = set()
+        self._timers: dict[int, tuple[asyncio.TimerHandle, Callable[[], None]]] = {}
+        self._timers_made = 0
         self._decode = msgspec.msgpack.Decoder(PlanAnswer).decode
         self._decode_announce = msgspec.msgpack.Decoder(Announce).decode
 
@@ -81,6 +85,19 @@ class PlanClient:
 
     # --- the agent's thread ------------------------------------------------------------------
 
+    def later(self, after_ms: float, act: Callable[[], None]) -> bool:
+        """Call ``act`` on the agent's thread once it is time, and at once when it closes.
+
+        False, and it is never called, where too many wait already.
+        """
+        loop = self._loop
+        if loop is None or len(self._timers) >= LATER_MAX:
+            return False
+        self._timers_made += 1
+        key = self._timers_made
+        self._timers[key] = loop.call_later(after_ms / 1000, self._due, key), act
+        return True
+
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Accept asks from now on."""
         with self._gate:
@@ -106,11 +123,21 @@ class PlanClient:
         with self._gate:
             self._loop = None
         self._bus = None
+        for key in list(self._timers):
+            self._due(key)
         # Asks that were scheduled before the gate closed begin, and end, in this one round.
         await asyncio.sleep(0)
         await end_tasks(list(self._open))
 
     # --- inner -------------------------------------------------------------------------------
+
+    def _due(self, key: int) -> None:
+        timer, act = self._timers.pop(key)
+        timer.cancel()
+        try:
+            act()
+        except Exception:
+            logger.exception("asking for a plan again failed; the request recomputes")
 
     def _begin(self, request: PlanRequest, done: Done, asked_s: float) -> None:
         now_s = time.monotonic()
