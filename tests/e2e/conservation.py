@@ -123,6 +123,8 @@ def pins_end_once(facts: list[Recorded], living: set[str]) -> None:
             continue
         assert isinstance(event, Transferred | TransferFailed)
         source = sources[event.transfer]
+        if source[0] == one.node:
+            continue  # From its own host tier: nobody else's memory, so no pin.
         if source in alive_now:
             found = ends.get((source[0], event.transfer), [])
             assert len(found) == 1, f"the pin of {event} has no end at {source[0]}"

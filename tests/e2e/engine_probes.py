@@ -70,6 +70,29 @@ class Probes:
     def probe_plans(self) -> bool:
         return bool(self.side.agent.plans.available())
 
+    def probe_host(self) -> int:
+        """Blocks in the host tier."""
+        tier = self.side._hosting.tier
+        return len(tier.table) if tier is not None else 0
+
+    def probe_damage_host(self, tokens: list[int], block: int) -> bool:
+        """Negate every number of a prompt's block in the host tier; False if it is not there."""
+        import numpy as np
+        from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import hash_block_tokens
+
+        hashing = get_hash_fn_by_name(self.side._algorithm)
+        size, chain_hash = self.side._block_size, None
+        for begin in range(0, (block + 1) * size, size):
+            chain_hash = hash_block_tokens(hashing, chain_hash, tokens[begin : begin + size], None)
+        slot = self.side._hosting.tier.table.slot(bytes(chain_hash or b""))
+        if slot is None:
+            return False
+        for span in get_kv_transfer_group()._worker._host.worker._pool.block(slot):
+            np.frombuffer(span, dtype=np.uint8)[3::4] ^= 0x80
+        return True
+
     def probe_open(self) -> int:
         return int(self.side._pulls.open_count())
 

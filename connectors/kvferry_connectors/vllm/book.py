@@ -17,6 +17,8 @@ from kvferry_connectors.vllm.items import (
     Arrived,
     Cleared,
     Finished,
+    HostEvicted,
+    HostOffered,
     Leased,
     LeaseEnded,
     LeaseRenewed,
@@ -64,6 +66,7 @@ class Book:
         self._running: dict[str, _Running] = {}
         self._steps: deque[Step] = deque()
         self._offers = OfferBook(self._stride)
+        self._host = OfferBook(self._stride, "host")
 
     def translate(self, item: object) -> Iterable[Out]:
         """The events of one item, in order."""
@@ -85,6 +88,10 @@ class Book:
                 return self._offers.lease_ended(lease, reason)
             case Reused(hashes):
                 return self._offers.reused(hashes)
+            case HostOffered():
+                return self._host.offered(item)
+            case HostEvicted(hashes, reason):
+                return self._host.reused(hashes, reason)
             case Cleared(reason):
                 return self._offers.cleared(reason)
         raise TypeError(f"the engine handed over an unknown item: {type(item).__name__}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.vllm.host import HostTier
 from kvferry_connectors.vllm.items import Cleared, Offered, Reused
 from kvferry_connectors.vllm.leasing import Leasing
 from kvferry_connectors.vllm.options import Options
@@ -28,6 +29,7 @@ class Exports:
     Attributes:
         leasing: which of the offered chains are leased.
         paused: nothing is offered.
+        caching: the engine keeps the hashes of its blocks.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class Exports:
             clock=clock,
         )
         self.paused = False
+        self._host: HostTier | None = None
+        self.caching = caching
         if caching:
-            table.check = self._present_hash
+            table.check = self.present_hash
 
     def offer(
         self, tracked: Tracked, block_ids: list[int], blocks: int, *, awaited: bool = False
@@ -104,6 +108,17 @@ class Exports:
             tracked.offered_early = True
         self._table.offer(hashes, ids)
 
+    @property
+    def engine_blocks(self) -> int:
+        """Blocks of the engine's pool."""
+        return len(self._pool.blocks)
+
+    def host_tier(self, tier: HostTier) -> None:
+        """There is a host tier: chains that the cache is about to lose may go there."""
+        self._host = self.leasing.host = tier
+        tier.on_moved = self.leasing.moved
+        tier.on_lost = self.leasing.retention.host.drop
+
     def each_step(self, needed: int = 0, tokens: int = 0) -> None:
         """Once a step: tell of reused blocks, and see to the leases.
 
@@ -132,6 +147,8 @@ class Exports:
         self._watched.clear()
         self._reused.clear()
         self._offers.clear()
+        if self._host is not None:
+            self._host.clear(reason)
         self._outbox.hand_over(Cleared(reason))
 
     def _in_use(self, chain: Sequence[bytes]) -> int:
@@ -169,9 +186,14 @@ class Exports:
         if chain_hash is None:
             return
         self._table.reused(block_id)
+        if self._host is not None:
+            self._host.reused(block_id)
         self._offers.pop(chain_hash, None)
         self._reused.append(chain_hash)
 
-    def _present_hash(self, block_id: int) -> bytes | None:
+    def present_hash(self, block_id: int) -> bytes | None:
+        """The chain hash of a block, or of a slot of the host tier, as it is now. Any thread."""
+        if block_id >= len(self._pool.blocks):
+            return self._host.present(block_id) if self._host is not None else None
         key = self._pool.blocks[block_id].block_hash
         return bytes(key[:-GROUP_BYTES]) if key is not None else None

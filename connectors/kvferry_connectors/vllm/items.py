@@ -84,6 +84,22 @@ class Reused(NamedTuple):
     hashes: list[bytes]
 
 
+class HostOffered(NamedTuple):
+    """The first ``len(hashes)`` blocks of a chain are in the host tier."""
+
+    offer: str
+    hashes: list[bytes]
+    request: str
+    session: str
+
+
+class HostEvicted(NamedTuple):
+    """The host tier has these blocks no longer."""
+
+    hashes: list[bytes]
+    reason: str
+
+
 class Cleared(NamedTuple):
     """Nothing is offered any more."""
 

@@ -36,6 +36,8 @@ class Joined:
         incarnation: str,
         components: dict[str, str],
         table: ExportTable,
+        hellos: list[RankHello],
+        block_size: int,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
@@ -52,6 +54,12 @@ class Joined:
         self.server.start()
         port = self.server.address.rpartition(":")[2]
         self.address = f"{options.advertised}:{port}"
+
+        self.block_size, self.ranks = block_size, len(hellos)
+        self.reads_host = all(h.reads_host for h in hellos)
+        self.host_slots = min(h.host_slots for h in hellos)
+        """Blocks that the host tier can hold; 0 without one."""
+        self.rank_block_bytes = max(h.block_bytes for h in hellos)
 
     @property
     def session(self) -> SessionIdentity:
@@ -144,22 +152,32 @@ class Joiner:
         components = scheduler_components(self._config, probe, self._options.model_id)
         components.update(hellos[0].components)
         joined = Joined(
-            self._options, self._key, self._node, self._incarnation, components, self._table
+            self._options,
+            self._key,
+            self._node,
+            self._incarnation,
+            components,
+            self._table,
+            hellos,
+            int(self._config.cache_config.block_size),
         )
-        self._table.set_ranks([RankEndpoint(key=h.key, backends=h.backends) for h in hellos])
+        self._table.set_ranks([RankEndpoint(h.key, h.backends, h.host_backends) for h in hellos])
         common = [name for name in hellos[0].backends if all(name in h.backends for h in hellos)]
-        left_out = tuple(f"backend {name}: {why}" for name, why in hellos[0].left_out.items())
+        left_out = [f"backend {name}: {why}" for name, why in hellos[0].left_out.items()]
+        if hellos[0].host_problem:
+            left_out.append(f"host tier: {hellos[0].host_problem}")
         self._agent.join(
             Identity(
                 space=joined.space,
                 incarnation=self._incarnation,
                 address=joined.address,
-                block_size=int(self._config.cache_config.block_size),
+                block_size=joined.block_size,
                 components=components,
                 backends=tuple(common),
                 blocks=self._blocks,
                 block_bytes=sum(h.block_bytes for h in hellos),
-                warnings=self._warnings + limits(self._config) + left_out,
+                warnings=self._warnings + limits(self._config) + tuple(left_out),
+                host_blocks=joined.host_slots,
                 role=self._options.role,
             )
         )

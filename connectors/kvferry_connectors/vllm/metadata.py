@@ -38,6 +38,17 @@ class LoadJob:
     deadline_ms: int
     follow: str = ""
     """Name of the source's prefill that still writes these blocks."""
+    host_slots: tuple[int, ...] | None = None
+    """Slots of this node's own host tier to copy from; None for blocks of another node."""
+
+
+@dataclass(frozen=True)
+class CopyOrder:
+    """Blocks for every rank to copy into slots of its host tier."""
+
+    id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass
@@ -47,6 +58,7 @@ class FerryMetadata(KVConnectorMetadata):  # type: ignore[misc]
     identity: SessionIdentity | None = None
     loads: list[LoadJob] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
+    copies: list[CopyOrder] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,14 @@ class RankHello:
     components: dict[str, str]
     block_bytes: int
     problem: str = ""
+    reads_host: bool = False
+    """It can read blocks from another node's host tier."""
+    host_slots: int = 0
+    """Room in the rank's own host tier; 0 without one."""
+    host_backends: dict[str, bytes] = field(default_factory=dict)
+    """What each data plane of the host tier says of itself."""
+    host_problem: str = ""
+    """Why it has no host tier although the options ask for one."""
 
 
 @dataclass
@@ -92,6 +112,17 @@ class RankResult:
     total_ms: float
     chosen: Chosen | None = None
     """The backend that the rank uses for this source from now on, where it chose it now."""
+    host_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class RankCopied:
+    """How a copy to the host tier ended on one rank."""
+
+    order: int
+    rank: int
+    ok: bool
+    detail: str = ""
 
 
 @dataclass
@@ -100,9 +131,14 @@ class FerryWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     hellos: list[RankHello] = field(default_factory=list)
     results: list[RankResult] = field(default_factory=list)
+    copied: list[RankCopied] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Join what several ranks said in one step."""
         if isinstance(other, FerryWorkerMeta):
-            return FerryWorkerMeta(self.hellos + other.hellos, self.results + other.results)
+            return FerryWorkerMeta(
+                self.hellos + other.hellos,
+                self.results + other.results,
+                self.copied + other.copied,
+            )
         return self

@@ -9,7 +9,7 @@ import msgspec
 
 from kvferry.core.events import FACTS, Event, Evicted, Retained
 from kvferry.ids import short_hashes
-from kvferry_connectors.vllm.items import Leased, LeaseRenewed, Offered
+from kvferry_connectors.vllm.items import HostOffered, Leased, LeaseRenewed, Offered
 
 Out: TypeAlias = tuple[str, Event, str]
 
@@ -19,7 +19,7 @@ class _Offer:
 
     __slots__ = ("hashes", "id", "keep", "request", "rev", "session")
 
-    def __init__(self, item: Offered) -> None:
+    def __init__(self, item: Offered | HostOffered) -> None:
         self.id = item.offer
         self.hashes = item.hashes
         self.keep = len(item.hashes)
@@ -45,7 +45,7 @@ class OfferBook:
         self._leases: dict[str, Retained] = {}
         """The last event of each lease that stands."""
 
-    def offered(self, item: Offered) -> Iterator[Out]:
+    def offered(self, item: Offered | HostOffered) -> Iterator[Out]:
         """A chain is offered; offers that it covers end as superseded."""
         offer = _Offer(item)
         covered = [self._by_tail[h] for h in item.hashes if h in self._by_tail]

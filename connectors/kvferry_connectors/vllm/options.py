@@ -67,6 +67,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A request may ask for its blocks to be leased for so long at most; 0 lets none ask."""
     free_watermark: float = 0.05
     """Leases end while fewer blocks than this share of the pool are free."""
+    host_tier_bytes: int = 0
+    """Host memory of this engine, over all ranks, for blocks that its cache is about to lose; 0
+    does without. On GPUs it is pinned."""
+    host_copy_mb_per_s: int = 4_000
+    """Blocks are copied there at no more than this rate, on each rank."""
     hint_ttl_s: int = 3_600
     """How long a hint in a reply may be used."""
     parent_load_failure_policy: str = ""
@@ -140,6 +145,13 @@ def _check(options: Options) -> None:
     ):
         if getattr(options, name) < 1:
             raise ConfigError(f"{name}={getattr(options, name)}: must be at least 1 millisecond")
+    if options.host_tier_bytes < 0:
+        raise ConfigError(f"host_tier_bytes={options.host_tier_bytes}: 0, or so many bytes")
+    if options.host_copy_mb_per_s < 1:
+        raise ConfigError(
+            f"host_copy_mb_per_s={options.host_copy_mb_per_s}: must be at least 1; for no host "
+            "tier set host_tier_bytes to 0"
+        )
     for name in ("lease_ms", "retain_max_ms"):
         if getattr(options, name) < 0:
             raise ConfigError(

@@ -42,6 +42,7 @@ def outcome(
             total_ms=round(total_ms, 3),
             verify=verify,
             verified_blocks=min(r.verified_blocks for r in results),
+            host_blocks=max(r.host_blocks for r in results),
         )
     tracked.miss = _miss(pull, bad)
     if tracked.finished and (bad is None or bad.reason == "aborted"):

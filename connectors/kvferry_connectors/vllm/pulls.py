@@ -91,7 +91,7 @@ class Pulls:
         if pull is None or pull.cancelled or pull.state is PullState.ENDED:
             return 0  # A grant may still arrive after we gave up; it changes nothing.
         if pull.state is PullState.LOOKING and pull.basis == HANDOVER:
-            miss = self._too_little(tracked, tracked.prompt_blocks, local_tokens)
+            miss = self.too_little(tracked, tracked.prompt_blocks, local_tokens)
             step, lost = (
                 (Step.LOST, miss) if miss else self._handovers.advance(tracked, local_tokens)
             )
@@ -110,7 +110,7 @@ class Pulls:
                 return None
             self.drop(tracked, pull.miss or "plan_late")
             return 0
-        too_little = self._too_little(tracked, pull.granted, local_tokens)
+        too_little = self.too_little(tracked, pull.granted, local_tokens)
         if too_little:
             self.drop(tracked, pull.miss or too_little)
             return 0
@@ -230,10 +230,10 @@ class Pulls:
     def _miss(self, tracked: Tracked) -> str:
         pull = tracked.pull
         if pull is not None and pull.granted and tracked.miss == OBSERVE:
-            return self._too_little(tracked, pull.granted, tracked.local_tokens) or OBSERVE
+            return self.too_little(tracked, pull.granted, tracked.local_tokens) or OBSERVE
         return tracked.miss or "nothing_held"
 
-    def _too_little(self, tracked: Tracked, granted: int, local_tokens: int) -> str:
+    def too_little(self, tracked: Tracked, granted: int, local_tokens: int) -> str:
         """Why a pull of ``granted`` blocks is not worth its while; empty when it is."""
         # One prompt token is computed in any case. So who has all but the last block, or all of
         # it (of which the engine then counts all but the last), asks nobody for that block.

@@ -16,6 +16,7 @@ from kvferry_connectors.vllm.admissions import Admissions
 from kvferry_connectors.vllm.agents import node_agent
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
+from kvferry_connectors.vllm.hosting import Hosting
 from kvferry_connectors.vllm.items import Arrived, Finished, Step, ending
 from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.looking import Looker
@@ -68,6 +69,7 @@ class SchedulerSide:
             block_size=self._block_size,
             incarnation=self._incarnation,
         )
+        self._hosting = Hosting(options, self.outbox, self._table, self._pulls, looker)
         self._joiner = Joiner(
             vllm_config,
             options,
@@ -157,6 +159,7 @@ class SchedulerSide:
         if tracked.admitted:
             return 0, False
         tracked.local_tokens = min(local_tokens, tracked.prompt_tokens)
+        self._hosting.consider(tracked, local_tokens, self._mode)
         extra = self._pulls.answer(tracked, local_tokens)
         return (None, False) if extra is None else (extra, extra > 0)
 
@@ -170,7 +173,8 @@ class SchedulerSide:
             first = tracked.local_tokens // self._block_size
             count = external_tokens // self._block_size
             ids = blocks.get_block_ids()[0][first : first + count]
-            self._loads.append(self._pulls.commit(tracked, first, ids))
+            job = self._pulls.commit(tracked, first, ids)
+            self._loads.append(self._hosting.order(tracked, job))
             self._waiting.pop(tracked.id, None)
             self._pulls.announce(tracked)
         elif not tracked.admitted:
@@ -195,7 +199,7 @@ class SchedulerSide:
             self._exports.each_step(needed, output.total_num_scheduled_tokens)
         if self._waiting:
             self._pulls.renew_waiting(list(self._waiting.values()), now)
-        meta = FerryMetadata()
+        meta = FerryMetadata(copies=self._hosting.each_step(self._joiner.joined, self._exports))
         if self._loads or self._cancels:
             joined = self._joiner.joined
             assert joined is not None
@@ -210,6 +214,7 @@ class SchedulerSide:
             return
         for hello in meta.hellos:
             self._joiner.hello(hello)
+        self._hosting.copied(meta.copied)
         for result in meta.results:
             tracked = self._pulls.by_transfer(result.transfer)
             if tracked is None:
@@ -268,6 +273,7 @@ class SchedulerSide:
         pull = tracked.pull
         assert pull is not None
         self._pulls.end(tracked)
+        self._hosting.loaded(tracked)
         event = outcome(tracked, pull, block_size=self._block_size, verify=self._options.verify)
         pull.slots.clear()
         for probed in links_probed(tracked, pull):

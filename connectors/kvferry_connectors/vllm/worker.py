@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.errors import BackendError, EngineUnsupported, KVFerryError
+from kvferry.errors import EngineUnsupported, KVFerryError
 from kvferry.node.export.grants import verify_grant
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.keys import load_key
@@ -16,8 +16,9 @@ from kvferry.node.peers.session import PeerIdentity
 from kvferry.node.pull.follower import Follower
 from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Backend, Regions, Verify
-from kvferry_backends.registry import LISTENING, create_usable, names
+from kvferry_backends.host_tier.memory import check_budget
 from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm.host_side import HostSide
 from kvferry_connectors.vllm.layout import regions_of
 from kvferry_connectors.vllm.metadata import (
     FerryMetadata,
@@ -27,17 +28,13 @@ from kvferry_connectors.vllm.metadata import (
     SessionIdentity,
 )
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.planes import start_planes
 from kvferry_connectors.vllm.space import worker_components
 
 log = logging.getLogger("kvferry.vllm")
 
 CALL_S = 2.0
 """How long a rank waits for a source's answer at least: nobody waits with it but its request."""
-
-BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer",)}
-"""What is offered where the options name no backend; which of them a pair uses, it measures.
-``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried
-beside ``peer`` on one host, a killed source's memory stayed allocated until its reader ended."""
 
 
 class WorkerSide:
@@ -60,6 +57,8 @@ class WorkerSide:
         self._key = secrets.token_bytes(32)
         """Signs the grants for this rank's memory; the scheduler side gets it in our hello."""
         self._backends: list[Backend] = []
+        check_budget(options.host_tier_bytes)
+        self._host: HostSide | None = None
         self._client: PeerClient | None = None
         self._follow_client: PeerClient | None = None
         self._follower: Follower | None = None
@@ -81,13 +80,19 @@ class WorkerSide:
             try:
                 regions = regions_of(kv_caches, self._cache_config)
                 components = worker_components(self._config, kv_caches)
-                self._backends, left_out = self._start_backends(regions)
+                self._backends, left_out = start_planes(self._options, regions, self._authorize)
             except (EngineUnsupported, KVFerryError) as error:
                 problem = str(error)
         if not problem and not self._backends:
             problem = "no data plane works here: " + "; ".join(
                 f"{name}: {why}" for name, why in left_out.items()
             )
+        host: HostSide | None = None
+        if regions is not None and not problem and self._options.host_tier_bytes:
+            host = HostSide(
+                self._options, regions, self._backends, self._key, self._rank, self._ranks
+            )
+            self._host = host if host.slots else None
         self.hello = RankHello(
             rank=self._rank,
             ranks=self._ranks,
@@ -97,37 +102,12 @@ class WorkerSide:
             components=components,
             block_bytes=regions.block_bytes if regions else 0,
             problem=problem,
+            reads_host=any("host" in b.capabilities.memory for b in self._backends),
+            host_slots=host.slots if host is not None else 0,
+            host_backends=host.described if host is not None else {},
+            host_problem=host.problem if host is not None else "",
         )
         self._say_hello = True
-
-    def _start_backends(self, regions: Regions) -> tuple[list[Backend], dict[str, str]]:
-        usual = BY_MEMORY[regions.kind]
-        chosen = self._options.backends or tuple(name for name in usual if name in names())
-        named: dict[str, dict[str, object]] = {}
-        for name in chosen:
-            given = dict(self._options.backend_options.get(name, {}))
-            if name in LISTENING:
-                given.setdefault("listen_host", self._options.host)
-            named[name] = given
-        absent: dict[str, str] = {}
-        refused: dict[str, str] = {}
-        kept = []
-        for backend in create_usable(chosen, named, left_out=absent):
-            if regions.kind not in backend.capabilities.memory:
-                absent[backend.name] = f"it cannot read {regions.kind} memory"
-                backend.close()
-                continue
-            try:
-                backend.register(regions, self._authorize)
-            except BackendError as error:
-                log.warning("data plane %s is left out: %s", backend.name, error)
-                refused[backend.name] = str(error)
-                backend.close()
-            else:
-                kept.append(backend)
-        if kept and not self._options.backends:
-            absent.clear()  # Nobody asked for them by name, so nobody needs to hear.
-        return kept, {**absent, **refused}
 
     def _authorize(self, transfer: str, grant: bytes, blocks: bytes) -> bool:
         return verify_grant(self._key, transfer, grant, blocks, int(time.time() * 1000))
@@ -139,9 +119,13 @@ class WorkerSide:
         for job in meta.loads:
             if job.transfer in self._jobs:
                 continue
+            self._jobs[job.transfer] = job.request
+            if job.host_slots is not None:
+                assert self._host is not None
+                self._host.worker.load(job)
+                continue
             assert meta.identity is not None
             puller = self._ensure_puller(meta.identity)
-            self._jobs[job.transfer] = job.request
             puller.submit(
                 PullJob(
                     transfer=job.transfer,
@@ -161,13 +145,21 @@ class WorkerSide:
         for transfer in meta.cancels:
             if transfer in self._jobs and self._puller is not None:
                 self._puller.cancel(transfer)
+            if transfer in self._jobs and self._host is not None:
+                self._host.worker.cancel(transfer)
+        for order in meta.copies:
+            assert self._host is not None
+            self._host.worker.copy(order)
 
     def finished(self) -> set[str]:
         """Requests whose loads ended since the last call, well or not; each exactly once."""
-        if not self._jobs or self._puller is None:
+        if not self._jobs:
             return set()
+        ended = self._puller.take() if self._puller is not None else []
+        if self._host is not None:
+            ended += self._host.worker.take_loaded()
         done = set()
-        for result in self._puller.take():
+        for result in ended:
             request = self._jobs.pop(result.transfer, None)
             if request is None:
                 continue
@@ -187,10 +179,11 @@ class WorkerSide:
         if hello and self._say_hello and self.hello is not None:
             self._say_hello = False
             hellos.append(self.hello)
-        if not hellos and not self._results:
+        copied = self._host.worker.take_copied() if self._host is not None else []
+        if not hellos and not self._results and not copied:
             return None
         results, self._results = self._results, []
-        return FerryWorkerMeta(hellos, results)
+        return FerryWorkerMeta(hellos, results, copied)
 
     def close(self) -> None:
         """Abort what runs and stop serving."""
@@ -201,6 +194,8 @@ class WorkerSide:
                 client.close()
         if self._follower is not None:
             self._follower.close()
+        if self._host is not None:
+            self._host.close()
         for backend in self._backends:
             backend.close()
 
@@ -240,6 +235,7 @@ class WorkerSide:
             backend=result.backend,
             bytes=result.bytes,
             verified_blocks=result.verified_blocks,
+            host_blocks=result.host_blocks,
             pin_ms=result.pin_ms,
             read_ms=result.read_ms,
             settle_ms=result.settle_ms,

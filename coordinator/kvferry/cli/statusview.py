@@ -117,9 +117,10 @@ def _print_nodes(name: str, space: Document, heard: dict[tuple[str, str], str]) 
 def _print_offers(tiers: Document) -> None:
     for tier, held in tiers.items():
         what = "offered from the cache" if tier == "cache" else f"leased in {tier}"
+        room = f" (room for {render.number(held['room'])})" if "room" in held else ""
         render.line(
             f"{what}: {render.number(held['offers'])} runs, {render.number(held['blocks'])} "
-            f"blocks, {render.number(held['tokens'])} tokens"
+            f"blocks{room}, {render.number(held['tokens'])} tokens"
         )
 
 

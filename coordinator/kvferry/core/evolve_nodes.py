@@ -60,6 +60,7 @@ def node_joined(space: SpaceState, applied: Applied, event: NodeJoined) -> tuple
         backends=event.backends,
         blocks=event.blocks,
         block_bytes=event.block_bytes,
+        host_blocks=event.host_blocks,
         warnings=event.warnings,
         version=event.version,
         role=event.role,

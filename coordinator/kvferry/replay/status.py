@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvferry.core.leases import HOST
 from kvferry.core.state import FENCED, JOINED, OPEN, NodeState, SpaceState, State
 from kvferry.ids import ROUTER_SPACE
 from kvferry.replay.causes import cause
@@ -124,6 +125,7 @@ def _node(space: SpaceState, node: NodeState) -> Document:
         "block_size": node.block_size,
         "blocks": node.blocks,
         "block_bytes": node.block_bytes,
+        "host_blocks": node.host_blocks,
         "backends": list(node.backends),
         "components": dict(sorted(node.components.items())),
         "warnings": list(node.warnings),
@@ -145,6 +147,9 @@ def _tiers(space: SpaceState) -> Document:
         tier["offers"] += 1
         tier["blocks"] += blocks
         tier["tokens"] += blocks * (node.block_size if node is not None else 0)
+    room = sum(node.host_blocks for node in space.nodes.values() if node.status == JOINED)
+    if room:
+        tiers.setdefault(HOST, {"offers": 0, "blocks": 0, "tokens": 0})["room"] = room
     return dict(sorted(tiers.items()))
 
 

@@ -77,7 +77,9 @@ class Scene:
             block_size=BLOCK,
             ranks=1,
         )
-        self.joined: Any = SimpleNamespace(node="p0", space=SPACE, client=self.client)
+        self.joined: Any = SimpleNamespace(
+            node="p0", space=SPACE, client=self.client, reads_host=True
+        )
 
     def close(self) -> None:
         self.settle()

@@ -13,7 +13,7 @@ from kvferry.node.pull.puller import PullJob, PullResult
 from kvferry.ports.backend import Capabilities, Verify
 from kvferry_backends.registry import LISTENING
 from kvferry_backends.tcp.backend import TcpBackend
-from kvferry_connectors.vllm import worker
+from kvferry_connectors.vllm import planes, worker
 from kvferry_connectors.vllm.metadata import FerryMetadata, LoadJob, SessionIdentity
 from kvferry_connectors.vllm.options import parse
 from kvferry_connectors.vllm.worker import WorkerSide
@@ -185,7 +185,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, *backends: Any) -> WorkerSide:
     monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
     monkeypatch.setattr(worker, "regions_of", lambda caches, config: pool.regions)
     monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
-    monkeypatch.setattr(worker, "create_usable", lambda order, options, left_out: list(backends))
+    monkeypatch.setattr(planes, "create_usable", lambda order, options, left_out: list(backends))
     side = Bench().side
     side.register({})
     return side
@@ -237,7 +237,7 @@ def test_every_data_plane_that_listens_is_told_where(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
     monkeypatch.setattr(worker, "regions_of", lambda caches, config: Pool(4, [4096]).regions)
     monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
-    monkeypatch.setattr(worker, "create_usable", usable)
+    monkeypatch.setattr(planes, "create_usable", usable)
     side = Bench(host="10.0.0.7", backends=["peer_host", "nixl", "nccl", "tcp"]).side
     side.register({})
     side.close()

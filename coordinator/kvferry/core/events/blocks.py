@@ -47,7 +47,8 @@ class Evicted(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A run is no longer offered from block ``keep`` on; ``keep`` 0 ends the offer.
 
     ``reason``: ``reuse`` (the engine needed the memory), ``expired``, ``pressure``,
-    ``superseded``, ``session_end``, ``node_left``, ``cleared``, ``paused``.
+    ``superseded``, ``session_end``, ``node_left``, ``cleared``, ``paused``, ``damaged`` (a block
+    in the host tier was not what had been copied there).
     In the blocks lane, with ``offer`` empty, it counts the engine's own cache evictions.
     """
 

@@ -23,6 +23,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, omit_defaults=True):
     """KV blocks in the node's pool."""
     block_bytes: int = 0
     """Bytes of one block over all layers and ranks."""
+    host_blocks: int = 0
+    """Blocks that the node's host tier can hold; 0 without one."""
     warnings: tuple[str, ...] = ()
     """What limits reuse on this node, in plain words with the cure."""
     version: str = ""

@@ -202,6 +202,7 @@ class FactsLane:
                 backends=who.backends,
                 blocks=who.blocks,
                 block_bytes=who.block_bytes,
+                host_blocks=who.host_blocks,
                 warnings=who.warnings,
                 version=who.version,
                 role=who.role,

@@ -112,6 +112,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     blocks: int = 0
     block_bytes: int = 0
+    host_blocks: int = 0
     warnings: tuple[str, ...] = ()
     version: str = ""
     role: str = ""

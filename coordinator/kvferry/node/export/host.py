@@ -47,6 +47,8 @@ class Taken(NamedTuple):
     """Chain hashes that are no longer held."""
     freed: list[int]
     """The slots that these were in."""
+    runs: set[str]
+    """The runs that lost a block of theirs, or all."""
 
 
 class HostTable:
@@ -125,7 +127,7 @@ class HostTable:
         ``pinned`` is asked for slots that must stay only if something has to give way. A slot
         that was taken comes back by :meth:`fill` or :meth:`give_back`.
         """
-        taken = Taken([], [], [])
+        taken = Taken([], [], [], set())
         missing = count - len(self._free)
         if missing > 0:
             self._make_room(missing, pinned(), now_s, sparing, taken)
@@ -153,18 +155,24 @@ class HostTable:
             self._uses[self._slot_of[chain_hash]] += 1
             run.hashes.append(chain_hash)
 
-    def settle(self, run_id: str) -> HostRun | None:
-        """The run is whole: those that it covers end. None, and it ends, if it has no block."""
+    def settle(self, run_id: str) -> tuple[HostRun | None, set[str]]:
+        """The run is whole, and those end that it covers: the run, and the names of these.
+
+        A run without any block ends, and there is none.
+        """
         run = self._runs[run_id]
         if not run.hashes:
             del self._runs[run_id]
-            return None
+            return None, set()
+        over: set[str] = set()
         for chain_hash in run.hashes:
             covered = self._by_tail.pop(chain_hash, None)
             if covered is not None:
-                self._drop(self._runs[covered], Taken([], [], []))  # The new run has them all.
+                over.add(covered)
+                # Nothing goes, for the new run has all that the old one had.
+                self._drop(self._runs[covered], Taken([], [], [], set()))
         self._by_tail[run.hashes[-1]] = run_id
-        return run
+        return run, over
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -186,13 +194,28 @@ class HostTable:
 
     # --- ending -----------------------------------------------------------------------------
 
+    def slots_of(self, run_id: str) -> list[int]:
+        """The slots that a run has; none if there is no such run."""
+        run = self._runs.get(run_id)
+        return [] if run is None else [self._slot_of[chain_hash] for chain_hash in run.hashes]
+
+    def end(self, run_id: str) -> Taken:
+        """A run is not kept any longer: blocks that no other run has go."""
+        taken = Taken([], [], [], set())
+        run = self._runs.get(run_id)
+        if run is not None:
+            if run.hashes and self._by_tail.get(run.hashes[-1]) == run_id:
+                del self._by_tail[run.hashes[-1]]
+            self._drop(run, taken)
+        return taken
+
     def discard(self, hashes: Iterable[bytes]) -> Taken:
         """These blocks are no good: they go, and with them the rest of each run behind them.
 
         Slots that are still read become free when their readers have ended.
         """
         bad = {chain_hash for chain_hash in hashes if chain_hash in self._slot_of}
-        taken = Taken([], [], [])
+        taken = Taken([], [], [], set())
         if not bad:
             return taken
         for run in list(self._runs.values()):
@@ -224,6 +247,7 @@ class HostTable:
     def _shorten(self, run: HostRun, taken: Taken) -> None:
         """Take the last block from the run; it goes if no other run has it."""
         chain_hash = run.hashes.pop()
+        taken.runs.add(run.id)
         self._unuse(chain_hash, taken)
         if self._by_tail.get(chain_hash) != run.id:
             return  # It is still being filled.

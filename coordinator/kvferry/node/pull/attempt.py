@@ -113,6 +113,7 @@ class Attempt:
                 failed_blocks=job.target_blocks[count:],
                 bytes=self._reader.bytes,
                 verified_blocks=self._reader.verified_blocks,
+                host_blocks=self._reader.host_blocks,
             )
         )
 
@@ -183,6 +184,7 @@ class Attempt:
             start=start,
             deadline_ms=self._limits.pin_ms,
             ranks=job.ranks,
+            host=self._links.reads_host,
         )
         granted = self._ask(frame)
         if not isinstance(granted, Granted) or granted.transfer != job.transfer:

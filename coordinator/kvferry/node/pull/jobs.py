@@ -73,6 +73,8 @@ class PullResult(msgspec.Struct, frozen=True, kw_only=True):
     """The backend for this pair from now on, where this pull chose it."""
     bytes: int = 0
     verified_blocks: int = 0
+    host_blocks: int = 0
+    """Of ``count``, those that came from the source's host tier."""
     pin_ms: float = 0.0
     read_ms: float = 0.0
     settle_ms: float = 0.0

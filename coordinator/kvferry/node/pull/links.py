@@ -1,4 +1,7 @@
-"""The backends of one rank and the pairs that it reads from: one choice of a backend each."""
+"""The backends of one rank and the pairs that it reads from: one choice of a backend each.
+
+A source's host tier is a pair of its own: other memory, served by data planes of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ LINKS_MAX = 1024
 
 
 class Links:
-    """Choices by (incarnation of the source, its rank). Thread-safe.
+    """Choices by (incarnation of the source, its rank, whether of its host tier). Thread-safe.
 
     Attributes:
         backends: those of this rank, in order of preference.
@@ -26,13 +29,18 @@ class Links:
         self.backends = tuple(backends)
         self.block_bytes = block_bytes
         self._lock = threading.Lock()
-        self._links: OrderedDict[tuple[str, int], Choice] = OrderedDict()
-        self._described: dict[tuple[str, int], dict[str, bytes]] = {}
+        self._links: OrderedDict[tuple[str, int, bool], Choice] = OrderedDict()
+        self._described: dict[tuple[str, int, bool], dict[str, bytes]] = {}
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether a source's host tier can be read from here."""
+        return any("host" in backend.capabilities.memory for backend in self.backends)
 
     @contextmanager
-    def choice(self, source: str, rank: int) -> Iterator[Choice]:
+    def choice(self, source: str, rank: int, *, host: bool = False) -> Iterator[Choice]:
         """The choice of a pair, to be used for a moment: all others wait meanwhile."""
-        key = (source, rank)
+        key = (source, rank, host)
         with self._lock:
             found = self._links.get(key)
             if found is None:
@@ -43,10 +51,12 @@ class Links:
             self._links.move_to_end(key)
             yield found
 
-    def met(self, source: str, rank: int, descriptions: Mapping[str, bytes]) -> None:
+    def met(
+        self, source: str, rank: int, descriptions: Mapping[str, bytes], *, host: bool = False
+    ) -> None:
         """The backends of a source's rank described themselves."""
-        with self.choice(source, rank):
-            self._described[source, rank] = dict(descriptions)
+        with self.choice(source, rank, host=host):
+            self._described[source, rank, host] = dict(descriptions)
 
     def gone(self, source: str) -> None:
         """The source's process has ended: forget it, and let every backend forget it."""

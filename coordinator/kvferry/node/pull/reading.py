@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 
 from kvferry.node.peers.wire import Granted
 from kvferry.node.pull.choice import PROBE_BLOCKS_MIN, PROBE_MS_MAX, Choice, Chosen, Measured
@@ -27,6 +28,7 @@ class Reader:
 
     Attributes:
         verified_blocks: blocks compared by digest so far.
+        host_blocks: blocks that came from the source's host tier so far.
         news: the choice of the pair, if this pull made it or made it anew.
     """
 
@@ -37,10 +39,13 @@ class Reader:
         self._links = links
         self._backends = {backend.name: backend for backend in links.backends}
         self._incarnation = ""
+        self._host_first = 0
+        """Number of the host tier's first slot while blocks of it are read; 0 for the engine's."""
         self._offered: Mapping[str, bytes] = {}
         self._names: list[str] = []
         self._moved: Counter[str] = Counter()
         self.verified_blocks = 0
+        self.host_blocks = 0
         self.news: Chosen | None = None
 
     @property
@@ -67,8 +72,20 @@ class Reader:
         Raises:
             Failed: no common backend could; whoever gets it calls :meth:`end`.
         """
+        parts = tier_parts(granted)
+        for start, stop in parts:
+            if len(parts) == 1:
+                self._read_part(granted, first)
+            else:  # Each data plane needs a grant for exactly what it is to send.
+                self._read_part(self._control.grant(first + start, stop - start), first + start)
+
+    def _read_part(self, granted: Granted, first: int) -> None:
+        """Blocks of one tier."""
         job = self._job
-        offered = granted.backends[job.rank]
+        host = bool(granted.host_first) and granted.blocks[0] >= granted.host_first
+        self._host_first = granted.host_first if host else 0
+        described = granted.host_backends if host else granted.backends
+        offered = described[job.rank] if job.rank < len(described) else {}
         self._names = [name for name in self._backends if name in offered]
         if not self._names:
             ours = ", ".join(self._backends) or "none"
@@ -76,7 +93,7 @@ class Reader:
             raise Failed("read", "error", f"no common backend: {ours} here, {theirs} there")
         self._offered, self._incarnation = offered, granted.incarnation
         self._reads.renew_every_s = granted.deadline_ms / 3000
-        self._links.met(self._incarnation, job.rank, offered)
+        self._links.met(self._incarnation, job.rank, offered, host=host)
         count, now_s = len(granted.blocks), time.monotonic()
         with self._choice() as choice:
             each = choice.probe_blocks(self._names, count, self._links.block_bytes, now_s)
@@ -88,6 +105,7 @@ class Reader:
                 self._over_best(self._piece(first + done, count - done))
             else:
                 self._over_best(self._as_piece(granted, first))
+            self.host_blocks += count if host else 0
         finally:
             self._take_news()
 
@@ -182,7 +200,8 @@ class Reader:
 
     def _as_piece(self, granted: Granted, first: int) -> Piece:
         targets = self._job.target_blocks[first : first + len(granted.blocks)]
-        return Piece(granted.grants[self._job.rank], granted.blocks, targets)
+        sources = tuple(block - self._host_first for block in granted.blocks)
+        return Piece(granted.grants[self._job.rank], sources, targets)
 
     def _count(self, name: str, outcome: ReadOutcome) -> None:
         self._moved[name] += outcome.bytes
@@ -197,4 +216,14 @@ class Reader:
             self.news = choice.take_news() or self.news
 
     def _choice(self) -> AbstractContextManager[Choice]:
-        return self._links.choice(self._incarnation, self._job.rank)
+        host = self._host_first > 0
+        return self._links.choice(self._incarnation, self._job.rank, host=host)
+
+
+def tier_parts(granted: Granted) -> list[tuple[int, int]]:
+    """Where the granted blocks of one tier begin and end, part by part."""
+    blocks, first = granted.blocks, granted.host_first
+    if not first:
+        return [(0, len(blocks))]
+    edges = [i for i in range(1, len(blocks)) if (blocks[i] < first) != (blocks[i - 1] < first)]
+    return list(pairwise((0, *edges, len(blocks))))

@@ -1,0 +1,91 @@
+"""The data planes of one rank: which are started, for its KV cache and for its host tier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from kvferry.errors import BackendError, BackendUnavailable, ConfigError
+from kvferry.ports.backend import Authorize, Backend, Regions
+from kvferry_backends.registry import LISTENING, create, create_usable, names
+from kvferry_connectors.vllm.options import Options
+
+log = logging.getLogger("kvferry.vllm")
+
+BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer",)}
+"""What is offered where the options name no backend; which of them a pair uses, it measures.
+``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried
+beside ``peer`` on one host, a killed source's memory stayed allocated until its reader ended."""
+
+
+def start_planes(
+    options: Options, regions: Regions, authorize: Authorize
+) -> tuple[list[Backend], dict[str, str]]:
+    """Those that serve reads of ``regions`` from now on, and why others do not, by name.
+
+    Raises:
+        ConfigError: an option names a backend or a setting that does not exist.
+    """
+    chosen = options.backends or tuple(n for n in BY_MEMORY[regions.kind] if n in names())
+    absent: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    kept = []
+    named = {name: _options_of(options, name) for name in chosen}
+    for backend in create_usable(chosen, named, left_out=absent):
+        if regions.kind not in backend.capabilities.memory:
+            absent[backend.name] = f"it cannot read {regions.kind} memory"
+            backend.close()
+            continue
+        why = _register(backend, regions, authorize)
+        if why:
+            refused[backend.name] = why
+        else:
+            kept.append(backend)
+    if kept and not options.backends:
+        absent.clear()  # Nobody asked for them by name, so nobody needs to hear.
+    return kept, {**absent, **refused}
+
+
+def start_host_planes(
+    options: Options, engine: Sequence[Backend], pool: Regions, authorize: Authorize
+) -> list[Backend]:
+    """A second one of each of the engine's own that can move host memory, for its host tier.
+
+    The others cannot bring blocks of a host tier to a peer: such blocks are for this node alone.
+    """
+    kept = []
+    for name in [b.name for b in engine if pool.kind in b.capabilities.memory]:
+        given = _options_of(options, name)
+        if given.get("listen_port") or given.get("advertise"):
+            log.warning(
+                "data plane %s does not serve the host tier: its one listen_port is the KV "
+                "cache's; leave listen_port and advertise out to have both served",
+                name,
+            )
+            continue
+        try:
+            backend = create(name, given)
+        except (BackendUnavailable, ConfigError) as error:
+            log.warning("data plane %s does not serve the host tier: %s", name, error)
+            continue
+        if not _register(backend, pool, authorize):
+            kept.append(backend)
+    return kept
+
+
+def _options_of(options: Options, name: str) -> dict[str, object]:
+    given: dict[str, object] = dict(options.backend_options.get(name, {}))
+    if name in LISTENING:
+        given.setdefault("listen_host", options.host)
+    return given
+
+
+def _register(backend: Backend, regions: Regions, authorize: Authorize) -> str:
+    """Why the backend cannot serve these; then it is closed. Empty when it does."""
+    try:
+        backend.register(regions, authorize)
+    except BackendError as error:
+        log.warning("data plane %s is left out: %s", backend.name, error)
+        backend.close()
+        return str(error)
+    return ""

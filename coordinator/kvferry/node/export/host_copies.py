@@ -1,0 +1,80 @@
+"""Which chains wait to be copied to the host tier, and how fast they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WAITING_MAX = 256
+"""Chains that may wait to be copied; one more is not copied at all."""
+
+
+class ToHost:
+    """A chain to copy: block ``blocks[i]`` of the engine holds ``hashes[i]``.
+
+    Attributes:
+        at: blocks from the first on that the host tier has.
+    """
+
+    __slots__ = ("at", "blocks", "hashes", "key", "request", "session")
+
+    def __init__(
+        self,
+        key: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        *,
+        request: str = "",
+        session: str = "",
+    ) -> None:
+        self.key = key
+        self.hashes = hashes
+        self.blocks = blocks
+        self.request = request
+        self.session = session
+        self.at = 0
+
+    @property
+    def whole(self) -> bool:
+        """Everything is there."""
+        return self.at == len(self.blocks)
+
+
+class Piece:
+    """Blocks under way to the host.
+
+    Attributes:
+        void: positions in the piece whose block was reused meanwhile.
+    """
+
+    __slots__ = ("_nth", "answers", "blocks", "hashes", "ok", "slots", "void")
+
+    def __init__(self, hashes: list[bytes], blocks: list[int], slots: list[int]) -> None:
+        self.hashes = hashes
+        self.blocks = blocks
+        self.slots = slots
+        self.void: set[int] = set()
+        self._nth = {block: nth for nth, block in enumerate(blocks)}
+        self.answers = 0
+        self.ok = True
+
+    def reused(self, block: int) -> None:
+        """The engine has handed the block out: what was copied may be something else."""
+        nth = self._nth.get(block)
+        if nth is not None:
+            self.void.add(nth)
+
+
+class Pace:
+    """Lets so many bytes a second pass, in pieces."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._next_s = 0.0
+
+    def ready(self, now_s: float) -> bool:
+        """Whether the next piece may go."""
+        return now_s >= self._next_s
+
+    def passed(self, size: int, now_s: float) -> None:
+        """A piece of ``size`` bytes went."""
+        self._next_s = max(now_s, self._next_s) + size / self._bytes_per_s
