@@ -11,26 +11,21 @@ vLLM's pool, a trace study on simulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from kvferry.core.retention_cached import CachedChains
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.core.retention_host import HostShelf
 from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
-from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
+from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse
 
 LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
 CACHE, HBM, HOST = "cache", "hbm", "host"
 HANDOVER, RETAIN, EXPECTED = "handover", "retain", "expected"
 """What a lease is for; chains that are copied to the host are ``expected`` too."""
 EXPIRED, PRESSURE, SUPERSEDED, SESSION_END = "expired", "pressure", "superseded", "session_end"
-CACHED_MAX = 4_096
-"""Chains in the engine's cache that are remembered; the oldest are forgotten."""
-AHEAD_S = 1.0
-"""A chain is in danger when the cache will have reused it within so long, or within the
-watermark's blocks if that is more."""
 RENEW_SHARE = 1 / 3
 """A lease is renewed once no more than this share of it is left."""
 
@@ -66,8 +61,7 @@ class Retention:
         self.gaps = gaps if gaps is not None else prior()
         self.host = HostShelf(self.rules)
         self._leases = LeaseSet()
-        self._cached: dict[str, Chain] = {}
-        """By key, in the order in which the engine's cache will reuse them."""
+        self._cached = CachedChains()
 
     @property
     def leased_blocks(self) -> int:
@@ -105,8 +99,10 @@ class Retention:
         for old in older:
             unread = old.awaited and not old.copies
             if old.tier == HBM and (chain.tier == HBM or not unread):
-                actions.append(self._end(old, SUPERSEDED, memory))
-            self._cached.pop(old.key, None)
+                # What the longer lease keeps may be read on.
+                readers = no_pins if chain.tier == HBM else pinned
+                actions += self._end_unread([old], SUPERSEDED, memory, readers)
+            self._cached.drop(old.key)
         return actions
 
     def read(self, key: str, *, kept_there: bool = True) -> None:
@@ -117,19 +113,18 @@ class Retention:
             chain.copies += kept_there
             chain.awaited = False
 
-    def session_ended(self, session: str, memory: Memory) -> list[Action]:
+    def session_ended(self, session: str, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
         """The client says that the session is over: nothing of it is worth keeping."""
         if not session:
             return []
         over = [c for c in self.leases() if c.session == session]
-        actions = [self._end(chain, SESSION_END, memory) for chain in over]
-        for chain in [c for c in self._cached.values() if c.session == session]:
-            del self._cached[chain.key]
+        actions = self._end_unread(over, SESSION_END, memory, pinned)
+        self._cached.drop_session(session)
         return actions + _host_ends(self.host.session_ended(session), SESSION_END)
 
     def lost(self, key: str, memory: Memory) -> None:
         """The engine's memory has lost the chain; a copy in the host tier is not concerned."""
-        self._cached.pop(key, None)
+        self._cached.drop(key)
         memory.free += self._leases.remove(key)
 
     def clear(self) -> list[str]:
@@ -154,8 +149,8 @@ class Retention:
             gone = self.host.claim(now_s, chain, self.gaps, memory) if idle else None
             if gone is not None:
                 actions += [*_host_ends(gone, PRESSURE), Action(TO_HOST, chain.key, EXPECTED)]
-        for chain in self._in_danger(memory):
-            del self._cached[chain.key]
+        for chain in self._cached.in_danger(memory):
+            self._cached.drop(chain.key)
             if self.host.find(chain.key) is not None:
                 continue  # From there it comes back for little.
             if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
@@ -172,10 +167,8 @@ class Retention:
         return [self._end(chain, PRESSURE, memory) for chain in less]
 
     def end_all(self, reason: str, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
-        """End every lease in the engine's memory that is not pinned."""
-        held = pinned() if self._leases.blocks else frozenset()
-        over = [c for c in self.leases() if held.isdisjoint(c.blocks)]
-        return [self._end(chain, reason, memory) for chain in over]
+        """End every lease in the engine's memory; what is pinned ends once it is not."""
+        return self._end_unread(list(self.leases()), reason, memory, pinned)
 
     def moved(self, now_s: float, key: str, *, whole: bool) -> list[Action]:
         """The copy to the host tier ended, ``whole`` or not: a whole one is leased there."""
@@ -218,26 +211,16 @@ class Retention:
         Args:
             from_free: its blocks count as free now; otherwise a request still holds them.
         """
-        fresh = self._leases.fresh(chain)
-        if memory.spare < (fresh if from_free else 0):
+        less = self._leases.way_for(
+            now_s, chain, memory, self.gaps, self.rules, pinned, from_free=from_free
+        )
+        if less is None:
             return []
-        if fresh > memory.budget or self._leases.full:
-            return []
-        over = self._leases.blocks + fresh - memory.budget
-        less: list[Chain] = []
-        if over > 0:
-            reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules)
-            below = value(chain, reuse, self.rules) / self.rules.displace_ratio
-            less, freed = self._leases.victims(
-                now_s, over, memory, self.gaps, self.rules, pinned, below
-            )
-            if freed < over:
-                return []
         actions = [self._end(one, PRESSURE, memory) for one in less]
         fresh = self._leases.fresh(chain)
         ttl_ms = self._ttl_ms(now_s, chain)
         chain.tier, chain.why, chain.until_s = HBM, why, now_s + ttl_ms / 1000
-        self._cached.pop(chain.key, None)
+        self._cached.drop(chain.key)
         self._leases.add(chain)
         if from_free:
             memory.free -= fresh
@@ -246,6 +229,7 @@ class Retention:
 
     def _renew_or_expire(self, now_s: float, memory: Memory, pinned: Pinned) -> list[Action]:
         actions: list[Action] = []
+        ending: list[Chain] = []
         soon_s = now_s + self.rules.lease_ms / 1000 * RENEW_SHARE
         for chain in [c for c in self.leases() if c.until_s <= soon_s]:
             over = chain.until_s <= now_s
@@ -253,39 +237,40 @@ class Retention:
                 chain.awaited = False  # Whoever was to read it has not come.
             elif chain.awaited or chain.retain_until_s > now_s:
                 continue  # Its end is fixed.
-            if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
+            reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules)
+            if reuse >= self.rules.reuse_min and not chain.over:
                 ttl_ms = self._ttl_ms(now_s, chain)
                 chain.until_s, chain.why = now_s + ttl_ms / 1000, EXPECTED
                 actions.append(Action(RENEW, chain.key, EXPECTED, ttl_ms))
-            elif over and pinned().isdisjoint(chain.blocks):
-                actions.append(self._end(chain, EXPIRED, memory))
-        return actions
+            elif over:
+                ending.append(chain)
+        return actions + self._end_unread(ending, EXPIRED, memory, pinned)
 
-    def _in_danger(self, memory: Memory) -> list[Chain]:
-        """Chains that the engine's cache is about to reuse."""
-        soon = memory.handed_out + max(memory.watermark, memory.per_s * AHEAD_S)
-        return list(takewhile(lambda chain: chain.mark <= soon, self._cached.values()))
+    def _end_unread(
+        self, over: Sequence[Chain], reason: str, memory: Memory, pinned: Pinned
+    ) -> list[Action]:
+        """End leases, and have those that somebody reads end for the same reason after that."""
+        held = pinned() if over else frozenset()
+        actions: list[Action] = []
+        for chain in over:
+            if held.isdisjoint(chain.blocks):
+                actions.append(self._end(chain, chain.over or reason, memory))
+            else:
+                chain.over = chain.over or reason
+                chain.until_s = chain.retain_until_s = 0.0
+        return actions
 
     def _end(self, chain: Chain, reason: str, memory: Memory) -> Action:
         """End a lease; the chain is then the youngest in the engine's cache."""
         memory.free += self._leases.remove(chain.key)
-        chain.why, chain.until_s = "", 0.0
+        chain.why, chain.over, chain.until_s = "", "", 0.0
         self._to_cache(chain, memory)
         return Action(END, chain.key, reason)
 
     def _to_cache(self, chain: Chain, memory: Memory) -> None:
-        chain.tier, chain.mark = CACHE, memory.handed_out + memory.free
-        self._cached.pop(chain.key, None)
-        # Older ones go first: blocks before them left the queue since, for they were used again.
-        for older in reversed(self._cached.values()):
-            if older.mark <= chain.mark:
-                break
-            older.mark = chain.mark
-        self._cached[chain.key] = chain
+        self._cached.add(chain, memory)
         if memory.host_budget > 0:
             self.host.wait(chain)
-        if len(self._cached) > CACHED_MAX:
-            del self._cached[next(iter(self._cached))]
 
     def _ttl_ms(self, now_s: float, chain: Chain) -> int:
         asked_ms = int((chain.retain_until_s - now_s) * 1000)

@@ -32,11 +32,6 @@ class LeaseSet:
         """Distinct blocks under lease."""
         return len(self._kept)
 
-    @property
-    def full(self) -> bool:
-        """Whether no other lease has room."""
-        return len(self.chains) >= LEASES_MAX
-
     def fresh(self, chain: Chain) -> int:
         """Blocks of the chain that no lease keeps."""
         return self._kept.fresh(chain.blocks)
@@ -77,3 +72,31 @@ class LeaseSet:
         runs = [(one.key, one.blocks) for one in order if worth[one.key] < below]
         names, freed = self._kept.fewest(runs, blocks, pinned())
         return [self.chains[name] for name in names], freed
+
+    def way_for(
+        self,
+        now_s: float,
+        chain: Chain,
+        memory: Memory,
+        gaps: GapModel,
+        rules: Rules,
+        pinned: Pinned,
+        *,
+        from_free: bool,
+    ) -> list[Chain] | None:
+        """Leases that must end so that ``chain`` can be leased; None if it cannot.
+
+        It never takes what running requests need, and displaces only what is worth clearly less.
+        """
+        fresh = self.fresh(chain)
+        if memory.spare < (fresh if from_free else 0):
+            return None
+        if fresh > memory.budget or len(self.chains) >= LEASES_MAX:
+            return None
+        over = self.blocks + fresh - memory.budget
+        if over <= 0:
+            return []
+        reuse = lease_reuse(now_s, chain, memory, gaps, rules)
+        below = value(chain, reuse, rules) / rules.displace_ratio
+        less, freed = self.victims(now_s, over, memory, gaps, rules, pinned, below)
+        return less if freed >= over else None

@@ -82,6 +82,8 @@ class Chain(msgspec.Struct, kw_only=True, gc=False):
     """``Memory.handed_out`` at which the engine's cache will have reused it."""
     why: str = ""
     """What the lease is for."""
+    over: str = ""
+    """Why the lease ends as soon as nobody reads the chain; empty while it goes on."""
 
 
 def stays_s(memory: Memory) -> float:

@@ -176,3 +176,22 @@ def test_a_full_host_tier_gives_its_place_to_what_is_worth_more() -> None:
     node.retention.moved(12, "old", whole=True)
     node.finishes("new", 20)
     assert node.until(24) == ["22s end old (pressure)", "22s to_host new (expected)"]
+
+
+def test_what_is_read_when_its_session_ends_is_read_to_its_end() -> None:
+    node = Node(per_s=5.0)
+    node.finishes("a", 10, session="s", retain_until_s=120.0)
+    read = frozenset(node.retention.find("a").blocks)  # type: ignore[union-attr]
+    assert said(node.retention.session_ended("s", node.memory, lambda: read)) == []
+    assert node.until(1.0, pinned=read) == []
+    assert node.until(1.5) == ["1.5s end a (session_end)"]
+
+
+def test_leases_take_only_what_is_spare_beside_running_requests() -> None:
+    for free, expected in ((31, ["a", "b"]), (20, ["a"]), (12, [])):
+        node = Node(per_s=5.0)
+        node.finishes("a", 10)
+        node.finishes("b", 10)
+        assert node.until(18.5) == []
+        node.free = free  # Others run. Five must stay free, whatever is leased.
+        assert node.until(19.0) == [f"19s lease {one} (expected) 30s" for one in expected]
