@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvferry.core.retention import END, LEASE, RENEW, Action, Retention
+from kvferry.core.retention import END, HOST, LEASE, RENEW, TO_HOST, Action, Retention
 from kvferry.core.retention_turnover import Turnover
 from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.node.export.host_copies import ToHost
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.plans.advice import AdviceView
+from kvferry_connectors.vllm.host import HostTier
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Tracked
@@ -48,6 +50,7 @@ class Leasing:
         ended: ended leases by reason.
         retention: what decides.
         advice: what to expect of sessions.
+        host: where chains go that the cache is about to lose, if there is a host tier.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Leasing:
         self.retention = Retention(
             Rules(lease_ms=max(1, options.lease_ms), retain_max_ms=options.retain_max_ms)
         )
+        self.host: HostTier | None = None
         self.advice = AdviceView()
         self._pool = pool
         self._table = table
@@ -175,6 +179,10 @@ class Leasing:
             pinned = self._table.pinned_blocks
             self._perform(self.retention.end_all(reason, self._memory(), pinned))
 
+    def moved(self, key: str, whole: bool) -> None:
+        """A chain's copy to the host tier has ended."""
+        self._perform(self.retention.moved(self._clock(), key, whole=whole))
+
     def clear(self, reason: str) -> None:
         """End every lease, whoever reads it, and forget every chain."""
         self.retention.clear()
@@ -192,11 +200,17 @@ class Leasing:
             needed=needed,
             handed_out=self._turnover.total,
             per_s=self._turnover.per_s(self._clock()),
+            host_budget=self.host.table.slots if self.host is not None and admitted else 0,
         )
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if action.act == END:
+            if action.act == TO_HOST:
+                self._copy(action.chain)
+            elif action.act == END and action.tier == HOST:
+                assert self.host is not None
+                self.host.end(action.chain, action.reason)
+            elif action.act == END:
                 self._end(action.chain, action.reason)
             elif action.act == RENEW:
                 lease, _ = self._leases[action.chain]
@@ -215,6 +229,13 @@ class Leasing:
         self._pool.touch(held)
         self._leases[chain.key] = lease, held
         self._outbox.hand_over(Leased(lease, chain.key, action.ttl_ms, action.reason))
+
+    def _copy(self, key: str) -> None:
+        chain = self.retention.find(key)
+        assert isinstance(chain, OfferedChain)
+        assert self.host is not None
+        hashes = chain.hashes[: len(chain.blocks)]
+        self.host.copy(ToHost(key, hashes, chain.blocks, session=chain.named))
 
     def _end(self, key: str, reason: str) -> None:
         lease, held = self._leases.pop(key)
