@@ -16,8 +16,9 @@ WAITING_MAX = 4_096
 AHEAD_SHARE = 0.5
 """A chain is copied once the cache is this far from reusing it, as a share of what it has free. A
 copy costs little and must be complete by then; while the cache has room for all, none is made."""
-WINDOW_S = 600.0
-"""What is copied to the host tier is meant to be used within so long."""
+WINDOW_S = 120.0
+"""Chains are weighed by what they are expected to save within so long. A place is free again for
+another one after that, so what comes soon counts for more than what comes at all."""
 
 
 class HostShelf:
