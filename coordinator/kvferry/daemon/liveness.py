@@ -79,8 +79,6 @@ class Liveness:
         self.lives[key] = Life(beat, self._clock())
         if len(self.lives) > NODES_MAX:
             del self.lives[next(iter(self.lives))]
-        if not self._standing.leading:
-            return
         lagging = self._lagging()
         await self._decider.react(
             Heard(
@@ -131,6 +129,8 @@ class Liveness:
         if not isinstance(effect, SendControl):
             log.error("an effect of kind %s is not known here", type(effect).__name__)
             return
+        if not self._standing.leading and effect.control.verb != "resync":
+            return  # Only the leader speaks for the space; any replica may lack a node's record.
         if effect.control.verb == "resync" and not self._resync.due((effect.space, effect.node)):
             return
         await self._bus.publish(control_subject(effect.space, effect.node), encode(effect.control))

@@ -15,7 +15,8 @@ from tests.unit.daemon.support import (
     until,
 )
 
-from kvferry.core.state import JOINED, LEFT
+from kvferry.core.apply import cross_hole
+from kvferry.core.state import FENCED, JOINED, LEFT
 from kvferry.ledger.memory import MemoryLog
 
 PROMPT = chain("talk", 64)
@@ -49,6 +50,33 @@ async def test_a_silent_node_is_declared_gone_with_its_offers_and_rejoins() -> N
         assert (await plan(log, coordinator, plan_request("p0", PROMPT))).candidates
         await p0.stop()
         await d0.stop()
+
+
+async def test_a_standby_that_missed_messages_asks_for_inventories_itself() -> None:
+    log = MemoryLog()
+    p0 = FakeNode(log, "p0")
+    async with running(log, replica="c-a") as leader:
+        await p0.join()
+        await until(lambda: leader.decider.leads(SPACE), "the first leads")
+        async with running(log, replica="c-b") as standby:
+            await until(lambda: standby.standing.rival() is not None, "the second hears the first")
+            await until(lambda: not standby.standing.leading, "the second stands by")
+            await settled(standby, await p0.facts(offer("p.1", PROMPT)))
+            state = standby.projector.state
+            cross_hole(state, state.position, state.position)
+            assert state.spaces[SPACE].nodes["p0"].status == FENCED
+            assert leader.projector.state.spaces[SPACE].nodes["p0"].status == JOINED
+            assert not standby.standing.leading
+            await p0.start()
+            await until(
+                lambda: any(one.verb == "resync" for one in p0.controls),
+                "p0 is asked to begin anew",
+            )
+            p0.epoch, p0.seq = 2, 0
+            await p0.join()
+            await settled(standby, await p0.facts(offer("p.2", PROMPT)))
+            assert state.spaces[SPACE].nodes["p0"].status == JOINED
+            await p0.stop()
 
 
 async def test_pause_reaches_nodes_as_control_and_heals_a_lost_one() -> None:
