@@ -202,6 +202,7 @@ class Looker:
             hashes=tuple(tracked.hashes[: pull.limit or tracked.prompt_blocks]),
             deadline_ms=self._options.pin_ms,
             ranks=self._ranks,
+            host=pull.joined.reads_host,
         )
         try:
             answer = pull.joined.client.call(

@@ -27,8 +27,8 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks that the source granted, counted from the prompt's first block."""
     backend: str = ""
     basis: str = ""
-    """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``told``
-    where what the coordinator had told spared the plan."""
+    """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``host`` for
+    the node's own host tier; ``told`` where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
     """To move what is pulled, ``queue_ms`` included; 0 where it was not known."""
     recompute_ms: float = 0.0
@@ -68,6 +68,9 @@ class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):
     total_ms: float = 0.0
     verify: str = "off"
     verified_blocks: int = 0
+    host_blocks: int = 0
+    """Of ``count``, those that the source had in its host tier. Where the source is the node
+    itself, all of them: then nothing crossed a link and no pin was needed."""
 
 
 class TransferFailed(Event, frozen=True, kw_only=True, omit_defaults=True):
