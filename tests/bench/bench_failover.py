@@ -1,0 +1,156 @@
+"""What a lost or frozen coordinator costs: time to the next decision, and plans that came late.
+
+Three `kvferry coordinator` processes on one nats-server, and nodes that ask for plans at a steady
+pace with the settings of production. ``python -m tests.bench.bench_failover`` prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.conftest import NAMES
+from tests.chaos.load import Load, failed, outcomes
+from tests.chaos.load_process import IDLE, Asked
+from tests.chaos.replicas import Replicas, in_order
+from tests.chaos.servers import NatsCluster
+
+from kvferry.core.messages import query_subject
+from kvferry.daemon.messages import Query, decode_answer, encode_query
+from kvferry.errors import LedgerError
+from kvferry.ledger.jetstream import JetStreamLedger
+from kvferry.node.agent.settings import NodeSettings
+
+DECISION_S = 60.0
+AGAIN_S = 0.01
+MODES = ("pause", "resume")
+
+
+def decided_after_kill(replicas: Replicas, victim: str, verb: str) -> float:
+    """Kill the leader; seconds until a survivor has stored an operator's next decision."""
+    survivors = [name for name in NAMES if name != victim]
+    question = encode_query(Query(verb=verb, node=IDLE, who="bench"))
+
+    async def insist(ledger: JetStreamLedger, replica: str) -> float:
+        while True:
+            try:
+                reply = await ledger.request(query_subject(replica), question, DECISION_S)
+            except LedgerError:
+                reply = b"{}"
+            if "set" in decode_answer(reply):
+                return time.monotonic()
+            await asyncio.sleep(AGAIN_S)
+
+    async def run(ledger: JetStreamLedger) -> float:
+        killed_s = time.monotonic()
+        replicas.processes[victim].kill()
+        asking = {asyncio.create_task(insist(ledger, name)) for name in survivors}
+        done, left = await asyncio.wait(
+            asking, timeout=DECISION_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return min(task.result() for task in done) - killed_s
+
+    return replicas.use(run)
+
+
+def spent(load: Load, seconds: float) -> list[Asked]:
+    """What is asked from now on for so long."""
+    load.report()
+    time.sleep(seconds)
+    return load.report().asked
+
+
+def shares(asked: list[Asked]) -> dict[str, Any]:
+    """How many plans, how many without what is held, and how long they took."""
+    took = sorted(one.took_ms for one in asked)
+    return {
+        "plans": len(asked),
+        "plans_failed": len(failed(asked)),
+        "failed_share": round(len(failed(asked)) / len(asked), 5),
+        "outcomes": dict(outcomes(asked)),
+        "ms_p50": round(statistics.median(took), 2),
+        "ms_p99": round(took[len(took) * 99 // 100], 2),
+    }
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All phases on one ledger, one after the other."""
+    usual = NodeSettings(nats_url="nats://unused", node="unused")
+    with (
+        NatsCluster(folder / "nats", 1) as cluster,
+        Replicas(cluster.url, folder) as replicas,
+    ):
+        for name in NAMES:
+            replicas.start(name)
+        replicas.wait_serving(*NAMES)
+        with Load(
+            cluster.url,
+            folder / "load.log",
+            plans_per_s=args.plans_per_s,
+            plan_deadline_ms=usual.plan_deadline_ms,
+            hedge_ms=usual.hedge_ms,
+        ) as load:
+            idle = spent(load, args.span_s)
+            frozen: list[Asked] = []
+            for _ in range(args.rounds):
+                # Who answers now: that is who costs most.
+                answering = next(one.replica for one in reversed(idle + frozen) if one.replica)
+                chosen = replicas.processes[answering]
+                chosen.freeze()
+                frozen += spent(load, args.span_s)
+                chosen.thaw()
+                replicas.wait_serving(*NAMES)
+            took: list[float] = []
+            killed: list[Asked] = []
+            load.report()
+            for nth in range(args.rounds):
+                victim = replicas.leader()
+                took.append(decided_after_kill(replicas, victim, MODES[nth % 2]))
+                replicas.start(victim)
+                replicas.wait_serving(*NAMES)
+                killed += load.report().asked
+            for name in NAMES:
+                replicas.processes[name].terminate()
+                replicas.start(name)
+                replicas.wait_serving(name)
+            rolled = load.report().asked
+        in_order(replicas.decisions())
+    return {
+        "failover_s": round(max(took), 3),
+        "failover_s_median": round(statistics.median(took), 3),
+        "plans": len(killed) + len(rolled),
+        "plans_failed": len(failed(killed)) + len(failed(rolled)),
+        "plans_per_s": args.plans_per_s,
+        "undisturbed": shares(idle),
+        "frozen_replica": shares(frozen),
+        "killed_leader": shares(killed),
+        "rolling_restart": shares(rolled),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="leaders killed, replicas frozen")
+    parser.add_argument("--plans-per-s", type=float, default=200.0)
+    parser.add_argument("--span-s", type=float, default=3.0, help="seconds of load in a phase")
+    parser.add_argument("--json", type=Path, default=None, help="a file to write it to as well")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvferry-failover-") as folder:
+        found = json.dumps(measure(args, Path(folder)))
+    if args.json is not None:
+        args.json.write_text(found + "\n")
+    sys.stdout.write(found + "\n")
+
+
+if __name__ == "__main__":
+    main()
