@@ -20,6 +20,13 @@ from kvferry_backends.nixl.options import NixlOptions
 _MEMORY = {"host": "DRAM", "cuda": "VRAM"}
 _log = logging.getLogger("kvferry.backends.nixl")
 _environment_lock = threading.Lock()
+ENVIRONMENT = {"UCX_CUDA_IPC_CACHE": "n"}
+"""What UCX is told where neither the options nor the process's environment say otherwise.
+
+UCX keeps the memory of a peer's GPU mapped after a read. When the peer is killed, the driver frees
+that memory only once its reader has unmapped it: on two H200, 80 GiB stayed allocated, and the peer
+could not start again. Without that cache it was free within 0.1 s; reads of large blocks become
+slower (tests/gpu/results, source-killed and link-nixl-without-ipc-cache)."""
 
 
 class AgentError(BackendError):
@@ -59,7 +66,7 @@ class Agent:
         self._lists: list[Any] = []
         self._under_way: set[Transfer] = set()
         try:
-            with _environment(options.environment):
+            with _environment(_variables(options)):
                 config = library.config(enable_prog_thread=False, backends=[])
                 self._agent: Any = library.agent(name, config)
                 self._binding = weakref.ref(self._agent.agent)
@@ -233,6 +240,11 @@ def _parameters(options: NixlOptions) -> dict[str, str]:
     if options.devices:
         found["ucx_devices"] = ",".join(options.devices)
     return found
+
+
+def _variables(options: NixlOptions) -> dict[str, str]:
+    unsaid = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    return unsaid | options.environment
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ class NixlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Network devices for UCX, for example ``mlx5_0:1`` or ``lo``; it uses, and for TCP listens on,
     all of them otherwise."""
     environment: dict[str, str] = {}
-    """``UCX_...`` variables that are set while an agent is made, and only then."""
+    """``UCX_...`` variables that are set while an agent is made, and only then.
+    ``UCX_CUDA_IPC_CACHE`` is ``n`` unless set here or in the process: see ``agent.ENVIRONMENT``."""
     allow_tcp: bool = False
     """Whether hosts without RDMA may be read through UCX over TCP. That is slower than backend
     ``tcp``, and when a source that was frozen in mid-read wakes after its reader has given up, UCX

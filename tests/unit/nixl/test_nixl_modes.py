@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from typing import Any
 
 import pytest
 from tests.contract.kinds import Kind
@@ -15,6 +16,7 @@ from tests.unit.nixl.conftest import Make
 from kvferry.errors import BackendError
 from kvferry_backends.nixl.backend import NixlBackend
 from kvferry_backends.nixl.cost import Costs
+from kvferry_backends.nixl.library import find
 from kvferry_backends.nixl.links import IDLE_MAX
 
 BLOCKS = 256
@@ -119,6 +121,35 @@ def test_variables_are_set_only_while_an_agent_is_made(
     make(Pool(2, [64]), environment=variables)
     assert os.environ["UCX_TCP_TX_SEG_SIZE"] == "8k"
     assert "UCX_TCP_RX_SEG_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("process", "options", "told"),
+    [(None, {}, "n"), ("y", {}, "y"), ("n", {"UCX_CUDA_IPC_CACHE": "y"}, "y")],
+)
+def test_ucx_keeps_no_killed_peers_memory_mapped_unless_told_to(
+    kind: Kind,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    process: str | None,
+    options: dict[str, str],
+    told: str,
+) -> None:
+    if process is None:
+        monkeypatch.delenv("UCX_CUDA_IPC_CACHE", raising=False)
+    else:
+        monkeypatch.setenv("UCX_CUDA_IPC_CACHE", process)
+    library, heard = find(), list[str | None]()
+    agent = library.agent
+
+    def told_agent(*args: Any) -> Any:
+        heard.append(os.environ.get("UCX_CUDA_IPC_CACHE"))
+        return agent(*args)
+
+    monkeypatch.setattr(library, "agent", told_agent)
+    make(Pool(2, [64]), environment=options)
+    assert set(heard) == {told}
+    assert os.environ.get("UCX_CUDA_IPC_CACHE") == process
 
 
 def test_agents_of_peers_long_unread_are_ended(
