@@ -11,6 +11,7 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "outbox": "kvferry.bench.outbox:command",
     "plan": "kvferry.bench.plan.command:command",
+    "policy": "kvferry.bench.policy.command:command",
     "rebuild": "kvferry.bench.rebuild.command:command",
 }
 """Name of a command to ``module:function``."""
