@@ -7,7 +7,6 @@ pace with the settings of production. ``python -m tests.bench.bench_failover`` p
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
@@ -22,45 +21,9 @@ from tests.chaos.load_process import IDLE, Asked
 from tests.chaos.replicas import Replicas, in_order
 from tests.chaos.servers import NatsCluster
 
-from kvferry.core.messages import query_subject
-from kvferry.daemon.messages import Query, decode_answer, encode_query
-from kvferry.errors import LedgerError
-from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.node.agent.settings import NodeSettings
 
-DECISION_S = 60.0
-AGAIN_S = 0.01
 MODES = ("pause", "resume")
-
-
-def decided_after_kill(replicas: Replicas, victim: str, verb: str) -> float:
-    """Kill the leader; seconds until a survivor has stored an operator's next decision."""
-    survivors = [name for name in NAMES if name != victim]
-    question = encode_query(Query(verb=verb, node=IDLE, who="bench"))
-
-    async def insist(ledger: JetStreamLedger, replica: str) -> float:
-        while True:
-            try:
-                reply = await ledger.request(query_subject(replica), question, DECISION_S)
-            except LedgerError:
-                reply = b"{}"
-            if "set" in decode_answer(reply):
-                return time.monotonic()
-            await asyncio.sleep(AGAIN_S)
-
-    async def run(ledger: JetStreamLedger) -> float:
-        killed_s = time.monotonic()
-        replicas.processes[victim].kill()
-        asking = {asyncio.create_task(insist(ledger, name)) for name in survivors}
-        done, left = await asyncio.wait(
-            asking, timeout=DECISION_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        return min(task.result() for task in done) - killed_s
-
-    return replicas.use(run)
 
 
 def spent(load: Load, seconds: float) -> list[Asked]:
@@ -115,7 +78,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             load.report()
             for nth in range(args.rounds):
                 victim = replicas.leader()
-                took.append(decided_after_kill(replicas, victim, MODES[nth % 2]))
+                killed_s = time.monotonic()
+                replicas.processes[victim].kill()
+                survivors = [name for name in NAMES if name != victim]
+                took.append(replicas.decide(survivors, MODES[nth % 2], node=IDLE) - killed_s)
                 replicas.start(victim)
                 replicas.wait_serving(*NAMES)
                 killed += load.report().asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from tests.chaos.processes import BOUND_S, Process
 from kvferry.core.events import COORD, AnyEvent, LeaderElected
 from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce, query_subject
 from kvferry.daemon.messages import Query, decode_answer, encode_query
-from kvferry.errors import CodecError
+from kvferry.errors import CodecError, LedgerError
 from kvferry.ledger.codec import decode
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import FACTS_STREAM, Reply
@@ -23,6 +24,7 @@ from kvferry.ports.log import FACTS_STREAM, Reply
 T = TypeVar("T")
 
 LOOK_S = 0.5
+AGAIN_S = 0.01
 
 
 class Decided(NamedTuple):
@@ -164,6 +166,33 @@ class Replicas:
             await asyncio.gather(asking, return_exceptions=True)
 
         self.use(told)
+
+    def decide(self, names: Sequence[str], verb: str, **fields: Any) -> float:
+        """Ask these replicas until one has stored the decision; when, on the monotonic clock."""
+        question = encode_query(Query(verb=verb, **({"who": "test"} | fields)))
+
+        async def insist(ledger: JetStreamLedger, name: str) -> float:
+            while True:
+                try:
+                    reply = await ledger.request(query_subject(name), question, BOUND_S)
+                except LedgerError:
+                    reply = b"{}"
+                if "set" in decode_answer(reply):
+                    return time.monotonic()
+                await asyncio.sleep(AGAIN_S)
+
+        async def run(ledger: JetStreamLedger) -> float:
+            asking = {asyncio.create_task(insist(ledger, name)) for name in names}
+            done, left = await asyncio.wait(
+                asking, timeout=BOUND_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            assert done, f"nobody decided within {BOUND_S:g} s\n{self.said()}"
+            return min(task.result() for task in done)
+
+        return self.use(run)
 
     def decisions(self) -> list[Decided]:
         """Every event of the coord lane, in order."""

@@ -93,10 +93,10 @@ class NatsCluster:
     def url(self) -> str:
         return ",".join(one.url for one in self.servers)
 
-    @property
-    def replicas(self) -> int:
-        """Copies of each stream."""
-        return len(self.servers)
+    def url_from(self, first: int) -> str:
+        """All of them, that one first: clients take the first that answers."""
+        count = len(self.servers)
+        return ",".join(self.servers[(first + n) % count].url for n in range(count))
 
     def __enter__(self) -> NatsCluster:
         try:
