@@ -26,10 +26,10 @@ from tests.unit.peers.support import (
 )
 
 from kvferry.errors import PeerRefused, PeerUnreachable
-from kvferry.node.peers import client_session
+from kvferry.node.peers import client_session, silence
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.server import PeerServer
-from kvferry.node.peers.wire import Abort, Done, Granted, Live, Settled
+from kvferry.node.peers.wire import Abort, Done, Granted, Live, Pin, Settled
 
 
 def _restart(server: PeerServer, source: Source, life: str = SOURCE_LIFE) -> PeerServer:
@@ -151,9 +151,53 @@ def test_a_frozen_source_costs_the_timeout_and_is_used_again_afterwards(
         assert time.monotonic() - began_s < BOUND_S / 2
     finally:
         thaw(other.process)
-    granted = client.call(other.address, pin("u", hashes), timeout_s=BOUND_S)
-    assert isinstance(granted, Granted)
-    assert granted.transfer == "u"
+    assert eventually(lambda: _granted(client, other.address, pin("u", hashes)))
+
+
+def _granted(client: PeerClient, address: str, frame: Pin) -> bool:
+    """Whether it is granted; not so while the peer counts as silent."""
+    try:
+        answer = client.call(address, frame, timeout_s=BOUND_S)
+    except PeerUnreachable:
+        return False
+    assert isinstance(answer, Granted)
+    assert answer.transfer == frame.transfer
+    return True
+
+
+def test_a_frozen_source_costs_one_pin_its_wait_and_not_those_after_it(
+    client: PeerClient, other: _SourceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "SILENT_S", 10 * BOUND_S)
+    client.call(other.address, pin("t", chain("a", 4)), timeout_s=BOUND_S)
+    freeze(other.process)
+    try:
+        with pytest.raises(PeerUnreachable, match="does not answer"):
+            client.call(other.address, pin("u", chain("a", 4)), timeout_s=0.4)
+        began_s = time.monotonic()
+        for number in range(20):
+            with pytest.raises(PeerUnreachable, match="a moment ago"):
+                client.call(other.address, pin(f"v{number}", chain("a", 4)), timeout_s=BOUND_S)
+        # What settles a transfer is waited for all the same.
+        with pytest.raises(PeerUnreachable, match="does not answer"):
+            client.call(other.address, Done(transfer="t"), timeout_s=0.4)
+        assert time.monotonic() - began_s < BOUND_S / 2
+    finally:
+        thaw(other.process)
+    # Its late answers show that it lives, long before its silence would be over.
+    assert eventually(lambda: _granted(client, other.address, pin("w", chain("a", 4))))
+
+
+def test_one_caller_at_a_time_tries_a_silent_address() -> None:
+    one = silence.Silence()
+    assert one.may_ask(1.0)
+    one.unanswered(silence.WAITED_MIN_S / 2, 1.0)
+    assert one.may_ask(1.0)
+    one.unanswered(silence.WAITED_MIN_S, 1.0)
+    over_s = 1.0 + silence.SILENT_S
+    assert [one.may_ask(now_s) for now_s in (1.1, over_s, over_s + 0.1)] == [False, True, False]
+    one.answered()
+    assert one.may_ask(over_s + 0.1)
 
 
 def test_a_session_that_stalled_is_given_up_and_replaced(

@@ -14,7 +14,8 @@ from kvferry.node.peers.client_open import OpenTransfers
 from kvferry.node.peers.client_session import ClientSession, SessionBroken
 from kvferry.node.peers.frames import FrameSocket
 from kvferry.node.peers.session import PeerIdentity, greet
-from kvferry.node.peers.wire import AnyFrame, Live, Refused
+from kvferry.node.peers.silence import Silence
+from kvferry.node.peers.wire import AnyFrame, Live, Pin, Refused
 
 log = logging.getLogger("kvferry.peer_client")
 
@@ -27,6 +28,7 @@ class _Peer:
         self.session: ClientSession | None = None
         self.met = False
         self.open = OpenTransfers()
+        self.silence = Silence()
         self.calls = 0
 
 
@@ -61,19 +63,26 @@ class PeerClient:
         """Send a request to ``host:port`` and return its answer.
 
         It takes ``timeout_s`` at most, whatever the peer does. A broken session is replaced once,
-        for every request may be repeated.
+        for every request may be repeated. A pin is not sent to a peer that has just left another
+        one unanswered.
 
         Raises:
             PeerRefused: the peer said no, or lives as another incarnation than asked for.
             PeerUnreachable: no connection, or no answer in time.
         """
-        deadline_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         peer = self._enter(address)
         try:
+            if isinstance(frame, Pin) and not peer.silence.may_ask(began_s):
+                raise PeerUnreachable(f"{address} did not answer a moment ago")
             peer.open.before(frame)
-            answer = self._ask(peer, address, frame, deadline_s, incarnation)
+            answer = self._ask(peer, address, frame, began_s + timeout_s, incarnation)
         except PeerRefused:
             peer.open.forget_refused(frame)
+            raise
+        except PeerUnreachable:
+            now_s = time.monotonic()
+            peer.silence.unanswered(now_s - began_s, now_s)
             raise
         finally:
             self._leave(peer)
@@ -180,7 +189,8 @@ class PeerClient:
         except BaseException:
             stream.close()
             raise
-        session = ClientSession(stream, challenge)
+        peer.silence.answered()
+        session = ClientSession(stream, challenge, peer.silence.answered)
         if peer.met:
             self._tell_live(peer, session, deadline_s)
         peer.met = True

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from kvferry.errors import CodecError, PeerError, PeerUnreachable
 from kvferry.node.peers.frames import FrameSocket
@@ -46,8 +47,10 @@ class ClientSession:
     leaves its place in the row; only when the row has stalled the session breaks.
     """
 
-    def __init__(self, stream: FrameSocket, peer: Challenge) -> None:
+    def __init__(self, stream: FrameSocket, peer: Challenge, on_answer: Callable[[], None]) -> None:
+        """``on_answer`` is called at each answer, be it late or not."""
         self.peer = peer
+        self._on_answer = on_answer
         self._stream = stream
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -146,5 +149,6 @@ class ClientSession:
             waiter = self._row.popleft() if self._row else None
         if waiter is None:
             raise CodecError("an answer that nobody asked for")
+        self._on_answer()
         waiter.answer = frame
         waiter.done.set()
