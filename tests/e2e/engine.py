@@ -91,6 +91,15 @@ class EngineProcess:
                 self._answers[value[0]] = value[1]
         return self._answers.pop(request)
 
+    def answers(self, timeout_s: float) -> dict[str, Answer]:
+        """What has ended since; waits for a first one at most ``timeout_s``."""
+        while self._pipe.poll(0.0 if self._answers else timeout_s):
+            kind, value = self._next(time.monotonic() + timeout_s, "an answer")
+            if kind == "answer":
+                self._answers[value[0]] = value[1]
+        found, self._answers = self._answers, {}
+        return found
+
     def run(self, request: str, prompt: list[int], **kwargs: Any) -> Answer:
         """Queue a request and wait for its end."""
         self.add(request, prompt, **kwargs)

@@ -156,6 +156,16 @@ class Probes:
     def probe_leases(self) -> int:
         return len(self.side._exports.leasing)
 
+    def probe_leasing(self, on: bool) -> bool:
+        """Take leases, or let those that stand drain and take none."""
+        self.side._exports.leasing.on = on
+        return on
+
+    def probe_leased(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Leases that began by what they were for, and that ended by why."""
+        leasing = self.side._exports.leasing
+        return dict(leasing.begun), dict(leasing.ended)
+
     def probe_reset(self, connector: bool = True) -> bool:
         """Reset the prefix cache; with ``connector`` the connector is told as well."""
         return bool(self.core.scheduler.reset_prefix_cache(reset_connector=connector))

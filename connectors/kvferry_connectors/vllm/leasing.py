@@ -47,7 +47,8 @@ class Leasing:
 
     Attributes:
         on: leases are taken; those that stand drain once they are not.
-        ended: ended leases by reason.
+        begun: leases that began, by what they were for.
+        ended: leases that ended, by reason.
         retention: what decides.
         advice: what to expect of sessions.
         host: where chains go that the cache is about to lose, if there is a host tier.
@@ -67,6 +68,7 @@ class Leasing:
     ) -> None:
         """``offers`` maps the tail hash of each chain that is offered whole to its offer."""
         self.on = True
+        self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.retention = Retention(
             Rules(lease_ms=max(1, options.lease_ms), retain_max_ms=options.retain_max_ms)
@@ -213,14 +215,16 @@ class Leasing:
             elif action.act == END:
                 self._end(action.chain, action.reason)
             elif action.act == RENEW:
-                lease, _ = self._leases[action.chain]
-                self._outbox.hand_over(LeaseRenewed(lease, action.ttl_ms, action.reason))
+                if action.chain in self._leases:
+                    lease, _ = self._leases[action.chain]
+                    self._outbox.hand_over(LeaseRenewed(lease, action.ttl_ms, action.reason))
             elif action.act == LEASE:
                 self._begin(action)
 
     def _begin(self, action: Action) -> None:
         chain = self.retention.find(action.chain)
-        assert isinstance(chain, OfferedChain)
+        if not isinstance(chain, OfferedChain):
+            return  # A later action of the same round gave it up again.
         if not self._intact(chain.blocks, chain.hashes):
             self.retention.lost(chain.key, self._memory())
             return
@@ -228,6 +232,7 @@ class Leasing:
         held = [self._pool.blocks[i] for i in chain.blocks]
         self._pool.touch(held)
         self._leases[chain.key] = lease, held
+        self.begun[action.reason] += 1
         self._outbox.hand_over(Leased(lease, chain.key, action.ttl_ms, action.reason))
 
     def _copy(self, key: str) -> None:
@@ -238,6 +243,8 @@ class Leasing:
         self.host.copy(ToHost(key, hashes, chain.blocks, session=chain.named))
 
     def _end(self, key: str, reason: str) -> None:
+        if key not in self._leases:
+            return  # Its blocks were gone when it was to begin.
         lease, held = self._leases.pop(key)
         # The tail first: a shorter prefix is worth more than a hole at its start.
         self._pool.free_blocks(reversed(held))

@@ -19,7 +19,7 @@ from kvferry.core.retention_cached import CachedChains
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.core.retention_host import HostShelf
 from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
-from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse
+from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
 
 LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
 CACHE, HBM, HOST = "cache", "hbm", "host"
@@ -105,13 +105,13 @@ class Retention:
             self._cached.drop(old.key)
         return actions
 
-    def read(self, key: str, *, kept_there: bool = True) -> None:
+    def read(self, key: str, *, kept_there: bool = False) -> None:
         """Another node has read the chain ``intact``, and is its keeper if ``kept_there``."""
         self.host.read(key)
         chain = self.find(key)
         if chain is not None:
-            chain.copies += kept_there
-            chain.awaited = False
+            chain.copies += 1
+            chain.awaited, chain.kept_elsewhere = False, kept_there
 
     def session_ended(self, session: str, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
         """The client says that the session is over: nothing of it is worth keeping."""
@@ -149,12 +149,8 @@ class Retention:
             gone = self.host.claim(now_s, chain, self.gaps, memory) if idle else None
             if gone is not None:
                 actions += [*_host_ends(gone, PRESSURE), Action(TO_HOST, chain.key, EXPECTED)]
-        for chain in self._cached.in_danger(memory):
-            self._cached.drop(chain.key)
-            if self.host.find(chain.key) is not None:
-                continue  # From there it comes back for little.
-            if lease_reuse(now_s, chain, memory, self.gaps, self.rules) >= self.rules.reuse_min:
-                actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
+        for chain in self._worth_saving(now_s, memory):
+            actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
         return actions
 
     def room(
@@ -195,6 +191,20 @@ class Retention:
             return RETAIN
         reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules) if goes_on else 0.0
         return EXPECTED if reuse >= self.rules.reuse_min else ""
+
+    def _worth_saving(self, now_s: float, memory: Memory) -> list[Chain]:
+        """Of the chains in danger those that deserve a lease, the most valuable first; what is
+        left to its fate is remembered no longer."""
+        saving: list[tuple[float, Chain]] = []
+        for chain in self._cached.in_danger(memory):
+            self._cached.drop(chain.key)
+            if self.host.find(chain.key) is not None:
+                continue  # From there it comes back for little.
+            reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules)
+            if reuse >= self.rules.reuse_min:
+                saving.append((value(chain, reuse, self.rules), chain))
+        saving.sort(key=lambda pair: -pair[0])
+        return [chain for _, chain in saving]
 
     def _lease(
         self,

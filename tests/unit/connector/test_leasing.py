@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
-from tests.unit.connector.test_exports import USABLE, Engine
+from tests.unit.connector.test_exports import POOL, USABLE, Engine
 
+from kvferry.core.retention import Action
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
 
 BLOCK = 16
@@ -31,7 +33,7 @@ class Busy(Engine):
     def cached(self) -> None:
         """What was served is in the engine's cache, in its order."""
         served = self.exports._watched
-        blocks = [self.pool.blocks[i] for i in served]
+        blocks = [self.pool.blocks[i] for i in served if self.pool.blocks[i].block_hash is None]
         self.pool.touch(blocks)
         for block in blocks:
             block.set_block_hash(served[block.block_id] + b"0000")
@@ -145,3 +147,39 @@ def test_an_idle_look_costs_nothing_and_says_nothing() -> None:
         engine.now += 1
         engine.exports.each_step()
     assert engine.leases() == []
+
+
+def test_a_lease_that_could_not_begin_may_end_in_the_same_round() -> None:
+    engine = Engine()
+    offer, hashes = engine.serve("a", 4)
+    engine.pool.free_blocks(engine.pool.get_new_blocks(USABLE))
+    assert engine.table.held(hashes) == 0
+    leasing = engine.exports.leasing
+    actions = [Action("lease", offer, "expected", 9), Action("renew", offer, "expected", 9)]
+    leasing._perform([*actions, Action("end", offer, "pressure")])
+    leasing._perform([Action("lease", "gone", "expected", 9), Action("end", "gone", "pressure")])
+    assert (engine.handed(Leased), engine.handed(LeaseEnded)) == ([], [])
+    assert engine.free == USABLE
+
+
+def test_leases_hold_out_against_any_mixture_of_requests() -> None:
+    """Whatever comes, what leases hold is given back, and the books of both sides agree."""
+    draw = random.Random(3)
+    engine = Busy(lease_ms=4_000, lease_budget=0.4)
+    leasing = engine.exports.leasing
+    for number in range(400):
+        engine.run(draw.choice((0, 0.5, 2)), blocks_per_s=draw.choice((2, 8, 16)))
+        size = draw.randint(1, 8)
+        engine.exports.room_for(size)
+        if engine.free >= size:
+            params = {"session": f"s{draw.randint(0, 5)}", "end": draw.random() < 0.1}
+            if draw.random() < 0.3:
+                params["retain_ms"] = 3_000
+            engine.serve(f"r{number}", size, lease=draw.random() < 0.3, params=params)
+            engine.cached()
+        held = {b.block_id for _, blocks in leasing._leases.values() for b in blocks}
+        assert leasing.retention.leased_blocks == len(held) <= int(POOL * 0.4)
+        assert engine.free == USABLE - len(held)
+    assert {why for what, why in engine.leases() if what == "leased"} >= {"handover", "retain"}
+    leasing.end_all("paused")
+    assert engine.free == USABLE

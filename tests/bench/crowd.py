@@ -1,0 +1,107 @@
+"""Many short conversations over a prefill and a decode engine, a dozen turns at a time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.e2e.engine import Answer, EngineProcess
+
+POLL_S = 0.002
+STALL_S = 60.0
+"""No turn ends for so long: the crowd stands still."""
+
+
+@dataclass
+class Talk:
+    """One conversation: what was said so far, and where its KV lies."""
+
+    name: str
+    tokens: list[int]
+    turns_left: int
+    turn: int = 1
+    hint: Any = None
+    began: float = 0.0
+
+
+@dataclass
+class Seen:
+    """What a crowd's turns saw."""
+
+    turns: int = 0
+    took_s: float = 0.0
+    slowest_s: float = 0.0
+    tokens: dict[str, int] = field(default_factory=lambda: {"local": 0, "pulled": 0, "computed": 0})
+    """Prompt tokens on the prefill engine by where they came from."""
+
+
+class Crowd:
+    """Drives conversations; a second turn waits behind the first ones of all others."""
+
+    def __init__(self, prefill: EngineProcess, decode: EngineProcess, seed: int = 1) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._draw = random.Random(seed)
+        self._made = 0
+
+    def run(
+        self, count: int, *, at_once: int, turns: int, prompt: tuple[int, int], answer: int
+    ) -> Seen:
+        """``count`` conversations of ``turns`` turns each.
+
+        Args:
+            at_once: turns under way at the same time.
+            prompt: fewest and most tokens of a first prompt.
+            answer: tokens of each answer.
+
+        Raises:
+            TimeoutError: no turn ended for ``STALL_S``.
+        """
+        waiting = deque(self._talk(turns, prompt) for _ in range(count))
+        under_way: dict[str, Talk] = {}
+        seen, began = Seen(), time.perf_counter()
+        last = began
+        while waiting or under_way:
+            while waiting and len(under_way) < at_once:
+                talk = waiting.popleft()
+                talk.began = time.perf_counter()
+                under_way[talk.name] = talk
+                self._add(self._prefill, talk, 1)
+            for name, said in self._prefill.answers(POLL_S).items():
+                talk = under_way[name]
+                for source in seen.tokens:
+                    seen.tokens[source] += int(said.report[source])
+                talk.hint = said.hint
+                self._add(self._decode, talk, answer)
+            for name, said in self._decode.answers(POLL_S).items():
+                talk = under_way.pop(name)
+                last = time.perf_counter()
+                seen.turns += 1
+                seen.slowest_s = max(seen.slowest_s, last - talk.began)
+                if self._goes_on(talk, said):
+                    waiting.append(talk)
+            if time.perf_counter() - last > STALL_S:
+                raise TimeoutError(f"{len(under_way)} turns stand still for {STALL_S:g} s")
+        seen.took_s = time.perf_counter() - began
+        return seen
+
+    def _talk(self, turns: int, prompt: tuple[int, int]) -> Talk:
+        self._made += 1
+        return Talk(f"talk-{self._made}", self._text(self._draw.randint(*prompt)), turns)
+
+    def _text(self, tokens: int) -> list[int]:
+        return [self._draw.randrange(10, 500) for _ in range(tokens)]
+
+    def _add(self, engine: EngineProcess, talk: Talk, tokens: int) -> None:
+        part = {"session": talk.name, "turn": talk.turn, "id": f"{talk.name}-{talk.turn}"}
+        if talk.hint is not None:
+            part["hint"] = talk.hint
+        engine.add(talk.name, talk.tokens, tokens=tokens, kvferry=part)
+
+    def _goes_on(self, talk: Talk, said: Answer) -> bool:
+        talk.tokens = talk.tokens + said.tokens + self._text(40)
+        talk.hint, talk.turn, talk.turns_left = said.hint, talk.turn + 1, talk.turns_left - 1
+        return talk.turns_left > 0
