@@ -63,11 +63,13 @@ class HostShelf:
         found = list(takewhile(lambda chain: chain.mark <= soon, self._waiting.values()))
         for chain in found:
             del self._waiting[chain.key]
-        ours = [chain for chain in found if not chain.copies]
+        ours = [chain for chain in found if not chain.kept_elsewhere]
         return [c for c in ours if c.key not in self._chains and c.key not in self._moving]
 
     def claim(self, now_s: float, chain: Chain, gaps: GapModel, memory: Memory) -> list[str] | None:
         """Begin to copy a chain: which others leave for it; None if it is not worth its place."""
+        # Who has it too may forget it: our copy is worth what it is worth alone.
+        chain = msgspec.structs.replace(chain, copies=0)
         coming = sum(len(one.blocks) for one in self._moving.values())
         gone = self.room_for(now_s, chain, gaps, memory.host_budget - coming)
         if gone is None:

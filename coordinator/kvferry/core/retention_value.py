@@ -72,7 +72,9 @@ class Chain(msgspec.Struct, kw_only=True, gc=False):
     awaited: bool = False
     """Another engine is about to read it, and has not yet."""
     copies: int = 0
-    """Transfers of it to, or from, nodes that are to keep it in our stead."""
+    """Transfers of it to other nodes that succeeded."""
+    kept_elsewhere: bool = False
+    """Another node has it, and that one is to keep it in its host tier."""
     tier: str = "cache"
     until_s: float = 0.0
     """End of the lease."""

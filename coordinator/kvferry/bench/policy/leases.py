@@ -57,11 +57,10 @@ class Leases:
         self._chains[chain.key] = chain.blocks
         holders = dict.fromkeys((job.prefill, job.decode), self._store.capacity)
         kept_by = keeper(turn.session, holders)
-        # Whoever has the answer got the prompt from the other one, which therefore has it too.
-        chain.copies = int(kept_by == job.prefill and not read)
+        chain.kept_elsewhere = kept_by not in ("", engine.name)
         self._do(self._retention.offered(engine.now_s, chain, self._memory()))
         if read:
-            self._retention.read(chain.key, kept_there=kept_by != engine.name)
+            self._retention.read(chain.key, kept_there=chain.kept_elsewhere)
 
     def read(self, engine: Engine, turn: Turn, blocks: int) -> None:
         for block in reversed(turn.chain[:blocks]):
