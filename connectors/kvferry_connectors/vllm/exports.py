@@ -119,16 +119,16 @@ class Exports:
         tier.on_moved = self.leasing.moved
         tier.on_lost = self.leasing.retention.host.drop
 
-    def each_step(self, needed: int = 0, tokens: int = 0) -> None:
+    def each_step(self, needed: int = 0, tokens: int = 0, filled: int = 0) -> None:
         """Once a step: tell of reused blocks, and see to the leases.
 
         ``needed`` blocks are about to be allocated by requests that hold some already; the step
-        computes ``tokens``.
+        computes ``tokens``, and loads begin to fill ``filled`` blocks.
         """
         if self._reused:
             gone, self._reused = self._reused, []
             self._outbox.hand_over(Reused(gone))
-        self.leasing.each_step(needed, tokens)
+        self.leasing.each_step(needed, tokens, filled)
 
     def room_for(self, blocks: int, local: Sequence[bytes] = (), reserved: int = 0) -> None:
         """A waiting request is about to allocate: leases must not be in its way.

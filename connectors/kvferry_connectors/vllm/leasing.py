@@ -29,6 +29,9 @@ SWEEP_S = 0.1
 SWEEP_SHARE = 1 / 16
 """And again once this share of the pool was handed out, however short that took."""
 
+ROOM_BLOCKS = 32
+"""Freed at once where a running request found no block: it and its like soon need more."""
+
 Intact = Callable[[Sequence[int], Sequence[bytes]], bool]
 """Whether each of these blocks still holds what it was offered as."""
 
@@ -128,21 +131,24 @@ class Leasing:
             retain_until_s=now_s + asked_ms / 1000 if asked_ms and not awaited else 0.0,
             awaited=awaited,
             covers=tuple(covers),
+            # Who has answered got the prompt from the node that computed it.
+            kept_elsewhere=not awaited and self._kept_at(tracked.source, tracked.session),
             hashes=tracked.hashes,
             named=tracked.session,
         )
         self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
 
-    def each_step(self, needed: int, tokens: int) -> None:
+    def each_step(self, needed: int, tokens: int, filled: int = 0) -> None:
         """Once a step: keep account of the pool, end and renew leases, save what is in danger.
 
         Args:
             needed: blocks that requests which hold some already are about to take.
             tokens: tokens that this step computes.
+            filled: blocks that loads begin to fill.
         """
-        self._turnover.took(tokens / self._block_tokens)
-        for tail in self._table.take_reads():
-            self.retention.read(self._offers.get(tail, ""))
+        self._turnover.took(tokens / self._block_tokens + filled)
+        for tail, reader in self._table.take_reads():
+            self._read(self._offers.get(tail, ""), reader)
         if not self.on:
             self.end_all("paused")
             return
@@ -220,6 +226,16 @@ class Leasing:
                     self._outbox.hand_over(LeaseRenewed(lease, action.ttl_ms, action.reason))
             elif action.act == LEASE:
                 self._begin(action)
+
+    def _read(self, key: str, reader: str) -> None:
+        chain = self.retention.find(key)
+        named = chain.named if isinstance(chain, OfferedChain) else ""
+        self.retention.read(key, kept_there=self._kept_at(reader, named))
+
+    def _kept_at(self, other: str, session: str) -> bool:
+        """Whether another node that has a session's chain too is the one to keep it."""
+        own = self.host.table.slots if self.host is not None else 0
+        return bool(other) and self.advice.kept_there(session, other, own)
 
     def _begin(self, action: Action) -> None:
         chain = self.retention.find(action.chain)

@@ -19,6 +19,7 @@ from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.hosting import Hosting
 from kvferry_connectors.vllm.items import Arrived, Finished, Step, ending
 from kvferry_connectors.vllm.joined import Joiner
+from kvferry_connectors.vllm.leasing import ROOM_BLOCKS
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.metadata import FerryMetadata, FerryWorkerMeta, RankHello
 from kvferry_connectors.vllm.options import Options, node_name
@@ -30,9 +31,6 @@ from kvferry_connectors.vllm.space import shareable
 from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
-
-ROOM_BLOCKS = 32
-"""Freed at once where a running request found no block: it and its like soon need more."""
 
 
 class SchedulerSide:
@@ -196,7 +194,8 @@ class SchedulerSide:
             needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
             if self._exports.leasing:
                 needed += self._admissions.needed()
-            self._exports.each_step(needed, output.total_num_scheduled_tokens)
+            filled = sum(len(job.target_blocks) for job in self._loads)
+            self._exports.each_step(needed, output.total_num_scheduled_tokens, filled)
         if self._waiting:
             self._pulls.renew_waiting(list(self._waiting.values()), now)
         meta = FerryMetadata(copies=self._hosting.each_step(self._joiner.joined, self._exports))
