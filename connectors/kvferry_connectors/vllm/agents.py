@@ -8,15 +8,21 @@ import msgspec
 
 from kvferry.errors import ConfigError
 from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.agent.lanes_facts import Offers
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.options import Options
 
 
 def node_agent(
-    options: Options, node: str, outbox: Outbox, on_mode: Callable[[str], None]
+    options: Options,
+    node: str,
+    outbox: Outbox,
+    on_mode: Callable[[str], None],
+    *,
+    inventory: Offers | None = None,
 ) -> NodeAgent:
-    """An agent that is not started yet.
+    """An agent that is not started yet; ``inventory`` is asked for on its thread.
 
     Raises:
         ConfigError: the node's name or a credential cannot be used.
@@ -31,4 +37,4 @@ def node_agent(
         settings = msgspec.convert(wanted, NodeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
-    return NodeAgent(settings, outbox, on_mode=on_mode)
+    return NodeAgent(settings, outbox, on_mode=on_mode, inventory=inventory)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from kvferry.core.events import BLOCKS, FACTS, Event, Produced, RequestEnded
+from kvferry.core.events import BLOCKS, FACTS, Event, Produced, RequestEnded, Retained
 from kvferry.ids import SHORT_BYTES, sample_stride, short_hashes
 from kvferry_connectors.vllm.items import (
     Arrived,
@@ -95,6 +95,10 @@ class Book:
             case Cleared(reason):
                 return self._offers.cleared(reason)
         raise TypeError(f"the engine handed over an unknown item: {type(item).__name__}")
+
+    def inventory(self) -> list[Retained]:
+        """What is offered and leased now, for a ledger that lost it as the outbox overflowed."""
+        return [*self._offers.standing(), *self._host.standing()]
 
     def _step(self, step: Step) -> Iterator[Out]:
         self._steps.append(step)

@@ -109,6 +109,12 @@ class OfferBook:
         for name in list(self._offers):
             yield self._end(name, reason)
 
+    def standing(self) -> Iterator[Retained]:
+        """Every offer and lease as it stands, for an inventory."""
+        for offer in self._offers.values():
+            yield msgspec.structs.replace(self._retained(offer), rev=offer.rev)
+        yield from self._leases.values()
+
     def _untail(self, offer: _Offer) -> None:
         if self._by_tail.get(offer.tail) == offer.id:
             del self._by_tail[offer.tail]

@@ -150,3 +150,19 @@ def test_a_lease_is_renewed_under_its_name_until_it_ends() -> None:
     assert isinstance(ended, Evicted)
     assert (ended.rev, ended.keep, ended.reason) == (3, 0, "expired")
     assert list(made.lease_renewed(LeaseRenewed("l1", 9_000, "expected"))) == []
+
+
+def test_what_stands_can_be_told_as_a_whole() -> None:
+    offers, hashes = book(), chain("a", 8)
+    offered(offers, "o.1", hashes)
+    offered(offers, "o.2", chain("b", 4))
+    list(offers.leased(Leased("o.2L1", "o.2", 1_000, "session")))
+    list(offers.reused([hashes[5]]))
+    list(offers.reused([chain("b", 4)[0]]))
+    standing = {one.offer: one for one in offers.standing()}
+    assert set(standing) == {"o.1", "o.2L1"}
+    shrunk = standing["o.1"]
+    assert (shrunk.rev, shrunk.count, shrunk.tail) == (2, 5, hashes[4])
+    assert shrunk.hashes == short_hashes(hashes[:5], STRIDE)
+    list(offers.lease_ended("o.2L1", "expired"))
+    assert [one.offer for one in offers.standing()] == ["o.1"]
