@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from kvferry.cli import statefile
-from kvferry.errors import LedgerUnavailable
+from kvferry.cli import guard, statefile
+from kvferry.errors import ConfigError, LedgerUnavailable
+from kvferry.ledger.archive.log import ArchiveLog
 from kvferry.ledger.credentials import Credentials, without_secrets
 from kvferry.ledger.jetstream import JetStreamLedger, connect
+from kvferry.ports.log import LogPort
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_S = 5.0
@@ -38,6 +41,15 @@ NatsOption = Annotated[
         metavar="URL",
         help="The NATS server that keeps the ledger. Without it: the one of a running "
         f"`kvferry up`, else {DEFAULT_URL}.",
+        show_default=False,
+    ),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Read a file that `kvferry export` wrote, instead of a ledger.",
         show_default=False,
     ),
 ]
@@ -116,3 +128,29 @@ async def open_ledger(target: Target) -> AsyncIterator[JetStreamLedger]:
         yield ledger
     finally:
         await ledger.close()
+
+
+@asynccontextmanager
+async def open_log(nats: str | None, file: Path | None) -> AsyncIterator[LogPort]:
+    """What a command reads: the ledger, or an exported file, whose damages are told on stderr.
+
+    Raises:
+        ConfigError: both were named, or the file is none of ours.
+        LedgerUnavailable: as :func:`connected`.
+    """
+    if file is None:
+        async with open_ledger(find_ledger(nats)) as ledger:
+            yield ledger
+        return
+    # KVFERRY_NATS is often set for a whole shell, so only the option itself is a contradiction.
+    if nats and nats != os.environ.get("KVFERRY_NATS"):
+        raise ConfigError("--nats and --file are two sources: leave one of them out")
+    archive = ArchiveLog(file)
+    try:
+        if archive.needs():
+            guard.note(f"note: {archive.needs()}")
+        yield archive
+    finally:
+        await archive.close()
+        for damage in archive.damages:
+            guard.note(f"note: {file} at byte {damage.offset}: {damage.what}")

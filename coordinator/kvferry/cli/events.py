@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
 from kvferry.cli import guard
-from kvferry.cli.context import NatsOption, find_ledger, open_ledger
+from kvferry.cli.context import FileOption, NatsOption, open_log
 from kvferry.cli.eventrecord import Record, Wanted, as_document, as_line
 from kvferry.cli.eventstream import Range, last_records, read_ranges
 from kvferry.cli.jsonable import print_line
@@ -41,6 +42,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 @guard.guarded
 def command(
     nats: NatsOption = None,
+    file: FileOption = None,
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C."),
@@ -124,6 +126,8 @@ def command(
         raise ConfigError(f"--lane {lane}: there are {', '.join(LANES)}")
     if follow and end is not None:
         raise ConfigError("--follow has no end: leave out --to, or leave out --follow")
+    if follow and file is not None:
+        raise ConfigError("--follow: nothing comes to a file any more; leave out --follow")
     now = wall_ms()
     selection = Selection(
         streams=LANES[lane],
@@ -141,7 +145,7 @@ def command(
             "times"
         )
     try:
-        guard.run(_show(nats, selection, wanted))
+        guard.run(_show(nats, file, selection, wanted))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -155,8 +159,8 @@ def _kinds(names: list[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-async def _show(nats: str | None, selection: Selection, wanted: Wanted) -> None:
-    async with open_ledger(find_ledger(nats)) as log:
+async def _show(nats: str | None, file: Path | None, selection: Selection, wanted: Wanted) -> None:
+    async with open_log(nats, file) as log:
         if selection.begin is None:
             shown = await _tail(log, selection, wanted)
         else:

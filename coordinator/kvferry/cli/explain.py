@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
+from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.times import clock
 from kvferry.replay.explain import ITEMS_MAX, Story, explain
@@ -24,6 +25,7 @@ def command(
         ),
     ],
     nats: NatsOption = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened to a request: what was reused from where, or why nothing was.
@@ -36,8 +38,10 @@ def command(
       kvferry explain chatcmpl-8f2c41d0
 
       kvferry explain chatcmpl-8f2c41d0 --json
+
+      kvferry explain chatcmpl-8f2c41d0 --file monday.kvf
     """
-    story = guard.run(_read(nats, request))
+    story = guard.run(_read(nats, file, request))
     if as_json:
         print_document(story)
     elif story.found:
@@ -48,8 +52,8 @@ def command(
         raise typer.Exit(guard.TROUBLE)
 
 
-async def _read(nats: str | None, request: str) -> Story:
-    async with open_ledger(find_ledger(nats)) as ledger:
+async def _read(nats: str | None, file: Path | None, request: str) -> Story:
+    async with open_log(nats, file) as ledger:
         return await explain(ledger, request)
 
 

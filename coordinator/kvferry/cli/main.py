@@ -14,6 +14,8 @@ from kvferry.cli import (
     doctor,
     events,
     explain,
+    export,
+    importing,
     plugins,
     policy,
     replay,
@@ -98,6 +100,8 @@ app.command("status", rich_help_panel=LOOK)(status.command)
 app.command("events", rich_help_panel=LOOK)(events.command)
 app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
+app.command("export", rich_help_panel=LOOK)(export.command)
+app.command("import", rich_help_panel=LOOK)(importing.command)
 app.command("doctor", rich_help_panel=LOOK)(doctor.command)
 app.add_typer(bench.app, name="bench", rich_help_panel=LOOK)
 app.command("version", rich_help_panel=LOOK)(version.command)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvferry.cli import guard
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
+from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.stateview import print_state, state_document
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
@@ -35,6 +36,7 @@ def command(
         typer.Option("--digest", help="Print the digest of the state and nothing else."),
     ] = False,
     nats: NatsOption = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show nodes, offers, transfers and totals as they were at a point.
@@ -51,13 +53,20 @@ def command(
     """
     now = wall_ms()
     point = parse_point(to, now) if to is not None else Point()
-    guard.run(_show(nats, point, now, afresh=afresh, only_digest=digest, as_json=as_json))
+    guard.run(_show(nats, file, point, now, afresh=afresh, only_digest=digest, as_json=as_json))
 
 
 async def _show(
-    nats: str | None, point: Point, now: int, *, afresh: bool, only_digest: bool, as_json: bool
+    nats: str | None,
+    file: Path | None,
+    point: Point,
+    now: int,
+    *,
+    afresh: bool,
+    only_digest: bool,
+    as_json: bool,
 ) -> None:
-    async with open_ledger(find_ledger(nats)) as ledger:
+    async with open_log(nats, file) as ledger:
         state = await fold_to(
             ledger, to_seq=point.seq, to_time_ms=point.time_ms, from_snapshot=not afresh
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvferry.cli import render
+from kvferry.cli.leaseview import print_leases, print_sessions
 from kvferry.cli.times import duration, wall_ms
 
 Document = dict[str, Any]
@@ -65,6 +66,8 @@ def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) 
     render.heading(f"space {name}{mode}")
     _print_nodes(name, space, heard)
     _print_offers(space["offers"])
+    print_leases(space["leases"], space["evictions"])
+    print_sessions(space["sessions"])
     _print_transfers(space["transfers"])
     _print_links(space)
     _print_reuse(space["reuse"])

@@ -193,6 +193,59 @@ def test_explain_tells_the_story_and_names_near_ids() -> None:
     assert document("explain", "zzz", code=guard.TROUBLE)["found"] is False
 
 
+def test_an_exported_file_tells_what_the_ledger_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, part = str(tmp_path / "a.kvf"), str(tmp_path / "part.kvf")
+    done = document("export", file)
+    assert done["messages"]["KVF"] >= 5
+    assert done["messages"]["KVF_BLOCKS"] == 1
+    last = done["ranges"]["KVF"]["last"]
+    assert "sequences" in run("export", part, "--from", "3", "--to", str(last), "--facts-only")
+    again = runner.invoke(app, ["export", file])
+    assert again.exit_code == guard.USAGE
+    assert "--force" in again.stderr
+    live = document("explain", REQUEST)
+    digest = run("replay", "--digest", "--to", str(last))
+    # From here on there is no ledger.
+    monkeypatch.setenv("KVFERRY_NATS", "nats://127.0.0.1:9")
+    assert document("explain", REQUEST, "--file", file) == live
+    assert run("replay", "--digest", "--file", file) == digest
+    assert run("replay", "--digest", "--file", part) == digest
+    assert run("replay", "--digest", "--file", file, "--to", "3") != digest
+    told = [json.loads(line) for line in run("events", "--file", file, "--json").splitlines()]
+    assert any(one["request"] == REQUEST for one in (event["body"] for event in told)
+               if "request" in one)  # fmt: skip
+
+
+def test_a_damaged_file_says_where_and_tells_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "cut.kvf"
+    run("export", str(file))
+    size = file.stat().st_size
+    with file.open("r+b") as cut:
+        cut.truncate(size - 3)
+    result = runner.invoke(app, ["explain", REQUEST, "--file", str(file)])
+    assert result.exit_code == guard.OK
+    assert "256" in result.stdout
+    assert "cut off" in result.stderr
+    assert f"byte {size - 3}" in result.stderr
+
+
+def test_a_file_is_imported_into_a_store_of_its_own(tmp_path: Path) -> None:
+    file, store = str(tmp_path / "b.kvf"), tmp_path / "store"
+    exported = document("export", file)["messages"]
+    assert document("import", file, "--store", str(store))["messages"] == exported
+    full = runner.invoke(app, ["import", file])
+    assert full.exit_code == guard.UNREACHABLE
+    assert "import into an empty one" in full.stderr
+    taken = runner.invoke(app, ["import", file, "--store", str(store)])
+    assert taken.exit_code == guard.USAGE
+    assert "is not empty" in taken.stderr
+    with running_up(tmp_path / "home", "--store", str(store)) as served:
+        story = document("explain", REQUEST, "--nats", served.url)
+    assert story["transfers"] == ["p.1"]
+
+
 def test_pause_and_resume_say_what_is_in_force_and_where() -> None:
     text = run("pause", "--space", SPACE)
     assert "paused" in text

@@ -1,0 +1,138 @@
+"""`kvferry export`: the ledger as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvferry.cli import guard, render
+from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
+from kvferry.cli.jsonable import print_document
+from kvferry.cli.progress import progress
+from kvferry.cli.seek import end_seq, start_seq
+from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.errors import ConfigError
+from kvferry.ledger.archive.contents import Range
+from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
+from kvferry.replay.exporting import Exported, export, whole
+
+
+@guard.guarded
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write, e.g. monday.kvf.")],
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SEQ|TIME",
+            help=f"First message of the facts: {FORMS}.",
+            show_default=False,
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="SEQ|TIME", help="Last message, in the same forms."),
+    ] = None,
+    facts_only: Annotated[
+        bool, typer.Option("--facts-only", help="Leave the blocks lane's detail out.")
+    ] = False,
+    strip: Annotated[
+        bool,
+        typer.Option(
+            "--strip",
+            help="Replace names of requests and sessions and the hashes of blocks by others that "
+            "nobody can look up, and leave free text out.",
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    nats: NatsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the ledger, or a part of it, to one compressed file.
+
+    What replay, explain and events show of the ledger they show of the file, with --file, on any
+    machine. Where the facts begin later than the ledger, the state before them goes along.
+
+    Examples:
+
+      kvferry export monday.kvf --from 2026-11-30 --to 2026-12-01
+
+      kvferry export to-the-maintainers.kvf --strip
+
+      kvferry explain chatcmpl-8f2c41d0 --file monday.kvf
+    """
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists: name another file, or add --force")
+    now = wall_ms()
+    first = parse_point(begin, now) if begin is not None else None
+    last = parse_point(end, now) if end is not None else None
+    done = guard.run(_export(nats, file, first, last, facts_only=facts_only, strip=strip))
+    if as_json:
+        print_document(done)
+    else:
+        _print(done)
+
+
+async def _export(
+    nats: str | None,
+    file: Path,
+    first: Point | None,
+    last: Point | None,
+    *,
+    facts_only: bool,
+    strip: bool,
+) -> Exported:
+    async with open_ledger(find_ledger(nats)) as ledger:
+        ranges = await _ranges(ledger, first, last)
+        if facts_only:
+            blocks = ranges[BLOCKS_STREAM]
+            ranges[BLOCKS_STREAM] = Range(blocks.first, blocks.first - 1)
+        with progress("exporting") as report:
+            return await export(ledger, file, ranges, strip=strip, progress=report)
+
+
+async def _ranges(log: LogPort, first: Point | None, last: Point | None) -> dict[str, Range]:
+    held = await whole(log)
+    facts = await _within(log, FACTS_STREAM, held[FACTS_STREAM], first, last)
+    if facts.last < facts.first and (first is not None or last is not None):
+        covered = held[FACTS_STREAM]
+        raise ConfigError(
+            "nothing of the ledger lies in that range; its facts are messages "
+            f"{covered.first} to {covered.last}"
+        )
+    times = [await _time_of(log, point) for point in (first, last)]
+    blocks = await _within(log, BLOCKS_STREAM, held[BLOCKS_STREAM], *times)
+    return {FACTS_STREAM: facts, BLOCKS_STREAM: blocks}
+
+
+async def _within(
+    log: LogPort, stream: str, held: Range, first: Point | None, last: Point | None
+) -> Range:
+    begin = held.first if first is None else max(held.first, await start_seq(log, stream, first))
+    end = held.last if last is None else min(held.last, await end_seq(log, stream, last))
+    return Range(begin, max(end, begin - 1))
+
+
+async def _time_of(log: LogPort, point: Point | None) -> Point | None:
+    """A point of the facts as a moment, for the other stream counts for itself."""
+    if point is None or point.seq is None:
+        return point
+    async for stored in log.read(FACTS_STREAM, start=point.seq):
+        return Point(time_ms=stored.stored_ms)
+    return None
+
+
+def _print(done: Exported) -> None:
+    render.line(f"{done.file}: {render.size(done.bytes)}")
+    for stream, count in done.messages.items():
+        span = done.ranges[stream]
+        where = f", sequences {span.first} to {span.last}" if count else ""
+        render.line(f"  {stream}: {count:,} messages{where}")
+    if done.stripped:
+        render.line("  names and hashes were replaced, free text left out")
+    if done.left_out:
+        render.line(f"  {done.left_out:,} messages could not be read and were left out")
+    if done.state == "unknown":
+        render.line("  what came before is not known: the ledger's own beginning is gone")
