@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
+import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+CLONE_NEWNET = 0x40000000
 
 MAC = "02:00:00:00:00:{:02x}"
 NOBODY = "02:00:00:00:ff:ff"
@@ -36,6 +43,25 @@ class Namespace:
         """What to put before a command."""
         return ("ip", "netns", "exec", self.name)
 
+    def run(self, start: Callable[[], T]) -> T:
+        """Call ``start`` on a thread that lives inside: the processes it starts stay there."""
+        found: list[T] = []
+
+        def enter() -> None:
+            where = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(where, CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            finally:
+                os.close(where)
+            found.append(start())
+
+        thread = threading.Thread(target=enter, name=self.name)
+        thread.start()
+        thread.join()
+        assert found, f"nothing was started inside {self.name}"
+        return found[0]
+
     def __enter__(self) -> Namespace:
         here, there = self._ends
         try:
@@ -49,6 +75,7 @@ class Namespace:
             self._inside("link", "set", "lo", "up")
             self._inside("link", "set", there, "address", MAC.format(2), "up")
             self._inside("address", "add", f"{self.inside}/30", "dev", there)
+            self._inside("route", "add", "default", "via", self.host)
         except subprocess.CalledProcessError as error:
             self.__exit__(None, None, None)
             raise NotPermitted(f"interfaces cannot be set up here: {error.stderr}") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from tests.e2e.conftest import BLOCK, prompt
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane, Recorded
+from tests.e2e.plane import Recorded, View
 
 from kvferry.core.digest import digest
 from kvferry.core.events import (
@@ -35,7 +35,7 @@ OWN = (NodeJoined, NodeClosed, Inventory, Gap)
 BACK_S = 30.0
 
 
-def check(plane: Plane, living: Iterable[EngineProcess]) -> list[Recorded]:
+def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
     """Assert DESIGN §2.8 over the whole ledger; returns its facts."""
     engines = list(living)
     for engine in engines:
@@ -169,7 +169,7 @@ def books_balance(
     assert gaps == counts.dropped, f"{engine.name} {lane}: gaps of {gaps}, {counts}"
 
 
-def state_is_sound(plane: Plane, living: set[str]) -> None:
+def state_is_sound(plane: View, living: set[str]) -> None:
     """The fold's own invariants hold, another process folds the same, nothing stays open."""
     state = plane.state()
     assert violations(state) == []

@@ -48,53 +48,11 @@ class Recorded:
         return f"{self.seq} {self.node} {self.event}"
 
 
-class Plane:
-    """A ledger and a coordinator."""
+class View:
+    """A ledger as anybody can read it, and commands against it."""
 
-    def __init__(self, folder: Path, *, silent_after_s: float | None = None, port: int = 0) -> None:
-        self.folder = folder
-        self.server = EmbeddedServer(folder / "store", port=port)
-        self.server.start()
-        self._silent = silent_after_s
-        self.coordinator: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def start_coordinator(self) -> None:
-        """Start the daemon and wait until it leads."""
-        # These models compute so fast that a busy test machine makes moves look dear.
-        extra = ["--cost", "off"]
-        if self._silent is not None:
-            extra += ["--silent-after-s", str(self._silent)]
-        log = (self.folder / "coordinator.log").open("ab")
-        self.coordinator = subprocess.Popen(
-            [*KVFERRY, "coordinator", "--nats", self.url, *extra], stdout=log, stderr=log
-        )
-        log.close()
-
-    def kill_coordinator(self) -> None:
-        if self.coordinator is not None:
-            self.coordinator.send_signal(signal.SIGKILL)
-            self.coordinator.wait(30)
-            self.coordinator = None
-
-    def kill_nats(self) -> None:
-        """As kill -9 would; the embedded server's watcher starts it again on the same port."""
-        pid = self.server.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-
-    def stop(self) -> None:
-        if self.coordinator is not None:
-            self.coordinator.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.coordinator.wait(20)
-            self.kill_coordinator()
-        self.server.close()
-
-    # --- reading ----------------------------------------------------------------------------
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def use(self, action: Callable[[JetStreamLedger], Coroutine[Any, Any, T]]) -> T:
         """Run one action over a connection of its own."""
@@ -183,6 +141,50 @@ class Plane:
         return subprocess.run(
             [*KVFERRY, *args], env=env, capture_output=True, text=True, timeout=120, check=False
         )
+
+
+class Plane(View):
+    """A ledger and a coordinator."""
+
+    def __init__(self, folder: Path, *, silent_after_s: float | None = None, port: int = 0) -> None:
+        self.folder = folder
+        self.server = EmbeddedServer(folder / "store", port=port)
+        self.server.start()
+        super().__init__(self.server.url)
+        self._silent = silent_after_s
+        self.coordinator: subprocess.Popen[bytes] | None = None
+
+    def start_coordinator(self) -> None:
+        """Start the daemon and wait until it leads."""
+        # These models compute so fast that a busy test machine makes moves look dear.
+        extra = ["--cost", "off"]
+        if self._silent is not None:
+            extra += ["--silent-after-s", str(self._silent)]
+        log = (self.folder / "coordinator.log").open("ab")
+        self.coordinator = subprocess.Popen(
+            [*KVFERRY, "coordinator", "--nats", self.url, *extra], stdout=log, stderr=log
+        )
+        log.close()
+
+    def kill_coordinator(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.send_signal(signal.SIGKILL)
+            self.coordinator.wait(30)
+            self.coordinator = None
+
+    def kill_nats(self) -> None:
+        """As kill -9 would; the embedded server's watcher starts it again on the same port."""
+        pid = self.server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.coordinator.wait(20)
+            self.kill_coordinator()
+        self.server.close()
 
 
 def of(events: list[Recorded], kind: type[T], **fields: object) -> list[T]:
