@@ -9,6 +9,7 @@ come by the entry-point group ``kvferry.benches`` instead.
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "index": "kvferry.bench.index.command:command",
     "outbox": "kvferry.bench.outbox:command",
     "plan": "kvferry.bench.plan.command:command",
     "policy": "kvferry.bench.policy.command:command",
