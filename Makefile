@@ -13,7 +13,7 @@ PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
 ENGINE_FILES := deploy/cpu/requirements.txt deploy/cpu/requirements-nodeps.txt
 
-.PHONY: help demo test check sim bench clean setup setup-engine format
+.PHONY: help demo test check sim chaos bench clean setup setup-engine format
 
 help:
 	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
@@ -21,6 +21,8 @@ help:
 	@echo "make test    checks and all tests, real engines and a real nats-server included"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make sim     the simulator, 1,000 seeds of each profile; ARGS=\"--seeds 5000\" for more"
+	@echo "make chaos   ten minutes of conversations on real engines while nats-servers, coordinators and"
+	@echo "             engines are killed, frozen and (as root) cut off; ARGS=\"--minutes 60 --seed 7\""
 	@echo "make bench   benchmarks that claim speed, as JSON lines"
 	@echo "make clean   remove what the other targets made"
 
@@ -63,6 +65,9 @@ format: setup
 
 sim: setup
 	$(BIN)/python -m tests.sim --seeds 1000 $(ARGS)
+
+chaos: setup-engine
+	$(BIN)/python -m tests.chaos.long $(ARGS)
 
 bench: setup-engine
 	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python -m tests.bench.$$(basename $$file .py) || exit 1; done
