@@ -67,7 +67,7 @@ class LoadWatch:
         self._begun[tracked.id] = (len(targets), time.perf_counter())
         return self._commit(tracked, local_blocks, targets)
 
-    def _watched_end(self, tracked: Any) -> None:
+    def _watched_end(self, tracked: Any, outcome: Any) -> None:
         blocks, since = self._begun.pop(tracked.id)
         self.block_s += blocks * (time.perf_counter() - since)
-        self._end(tracked)
+        self._end(tracked, outcome)

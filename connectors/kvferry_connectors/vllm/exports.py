@@ -108,6 +108,18 @@ class Exports:
             tracked.offered_early = True
         self._table.offer(hashes, ids)
 
+    def offer_pulled(self, tracked: Tracked, block_ids: Sequence[int], blocks: int) -> None:
+        """Offer what a request that runs has pulled: in a burst others want the same, and need
+        not wait for the one node that had it first. Its end says what becomes of it."""
+        hashes = tracked.hashes[:blocks]
+        if self.paused or not hashes or hashes[-1] in self._offers:
+            return
+        self._watch(hashes, block_ids[:blocks])
+        self._table.offer(hashes, block_ids[:blocks])
+        offer = f"{self._incarnation}.{next(self._counter)}"
+        self._offers[hashes[-1]] = offer
+        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
+
     @property
     def engine_blocks(self) -> int:
         """Blocks of the engine's pool."""

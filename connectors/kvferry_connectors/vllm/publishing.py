@@ -7,6 +7,7 @@ what becomes of it afterwards is the business of the offer at the request's end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvferry.node.export.published import Published
@@ -57,8 +58,14 @@ class Publishing:
         if self._published.begin(name, tracked.hashes, tracked.prompt_blocks):
             self._growing[tracked.id] = _Growing(request, tracked)
 
-    def scheduled(self, output: Any) -> None:
-        """A step is scheduled: offer what the steps before it have written."""
+    def scheduled(self, output: Any, requests: Mapping[str, Tracked]) -> None:
+        """A step is scheduled: offer what the steps before it have written, and what was pulled."""
+        for new in output.scheduled_new_reqs:
+            tracked = requests.get(new.req_id)
+            if tracked is not None and tracked.pulled_tokens and tracked.shareable:
+                # Its last block is written once more where the whole prompt was pulled.
+                had = min(tracked.local_tokens + tracked.pulled_tokens, tracked.prompt_tokens - 1)
+                self._exports.offer_pulled(tracked, new.block_ids[0], had // self._block_size)
         if not self._growing:
             return
         for name in output.preempted_req_ids or ():

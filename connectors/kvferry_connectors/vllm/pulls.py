@@ -10,11 +10,13 @@ import itertools
 import logging
 import time
 
+from kvferry.core.events import TransferFailed, Transferred
 from kvferry.ids import sample_stride
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintRefused
 from kvferry_connectors.vllm.handovers import Handovers, Step
 from kvferry_connectors.vllm.joined import Joined
+from kvferry_connectors.vllm.loading import Loads
 from kvferry_connectors.vllm.looking import HANDOVER, OBSERVE, Looker
 from kvferry_connectors.vllm.metadata import LoadJob
 from kvferry_connectors.vllm.options import Options
@@ -45,9 +47,7 @@ class Pulls:
         self._stride = sample_stride(block_size)
         self._prefix = incarnation
         self._counter = itertools.count(1)
-        self._loading: dict[bytes, str] = {}
-        """First hash that a load fills, to the request that owns the load."""
-        self._open: dict[str, Tracked] = {}
+        self._loads = Loads()
 
     # --- engine thread ----------------------------------------------------------------------
 
@@ -116,9 +116,12 @@ class Pulls:
             return 0
         blocks = min(pull.granted, tracked.prompt_blocks)
         extra: int = blocks * self._block_size - local_tokens
-        owner = self._loading.get(tracked.hashes[local_tokens // self._block_size])
-        if owner is not None and owner != tracked.id:
+        first = tracked.hashes[local_tokens // self._block_size]
+        if self._loads.others(tracked, first):
             return None  # Somebody is loading this very block: wait, then hit it locally.
+        if self._loads.in_vain(pull, first):
+            self.drop(tracked, "transfer_failed")
+            return 0
         return extra
 
     def commit(self, tracked: Tracked, local_blocks: int, targets: list[int]) -> LoadJob:
@@ -129,8 +132,7 @@ class Pulls:
         self._looker.leave(pull)
         tracked.start_block = local_blocks
         end = local_blocks + len(targets)
-        self._loading[tracked.hashes[local_blocks]] = tracked.id
-        self._open[pull.transfer] = tracked
+        self._loads.begin(tracked, pull)
         return LoadJob(
             transfer=pull.transfer,
             request=tracked.id,
@@ -172,23 +174,20 @@ class Pulls:
         self._looker.leave(pull)
         self._looker.abort(pull, miss)
 
-    def end(self, tracked: Tracked) -> None:
+    def end(self, tracked: Tracked, outcome: Transferred | TransferFailed) -> None:
         """The transfer has its outcome: siblings that waited may go on."""
         pull = tracked.pull
         assert pull is not None
         pull.state = PullState.ENDED
-        self._open.pop(pull.transfer, None)
-        first = tracked.hashes[tracked.start_block]
-        if self._loading.get(first) == tracked.id:
-            del self._loading[first]
+        self._loads.end(tracked, pull, outcome)
 
     def by_transfer(self, transfer: str) -> Tracked | None:
         """The request that owns an open transfer."""
-        return self._open.get(transfer)
+        return self._loads.by_transfer(transfer)
 
     def open_count(self) -> int:
         """Transfers that have no outcome yet."""
-        return len(self._open)
+        return len(self._loads)
 
     def renew_waiting(self, waiting: list[Tracked], now: float) -> None:
         """Keep the pins of requests that wait for blocks, each third of their deadline."""

@@ -192,7 +192,7 @@ class SchedulerSide:
         if self._exports is not None and self._publishing is not None:
             if self._mode_changed:
                 self._apply_mode()
-            self._publishing.scheduled(output)
+            self._publishing.scheduled(output, self._requests)
             needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
             if self._exports.leasing:
                 needed += self._admissions.needed()
@@ -273,9 +273,9 @@ class SchedulerSide:
     def _settle(self, tracked: Tracked) -> None:
         pull = tracked.pull
         assert pull is not None
-        self._pulls.end(tracked)
-        self._hosting.loaded(tracked)
         event = outcome(tracked, pull, block_size=self._block_size, verify=self._options.verify)
+        self._pulls.end(tracked, event)
+        self._hosting.loaded(tracked)
         pull.slots.clear()
         for probed in links_probed(tracked, pull):
             self.outbox.facts(probed, pull.transfer)

@@ -6,6 +6,7 @@ import hashlib
 from types import SimpleNamespace
 from typing import Any
 
+from kvferry.core.events import TransferFailed, Transferred
 from kvferry_connectors.vllm.metadata import RankResult
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
@@ -81,3 +82,22 @@ def result(rank: int = 0, *, ok: bool = True, count: int = 0, **fields: Any) -> 
         **fields,
     }
     return RankResult(rank=rank, ok=ok, count=count, **given)
+
+
+def failed(reason: str) -> TransferFailed:
+    """How transfer ``t.1`` failed."""
+    return TransferFailed(transfer="t.1", request="r", source="d0", stage="read", reason=reason)
+
+
+def arrived(blocks: int) -> Transferred:
+    """Transfer ``t.1`` brought so many blocks."""
+    return Transferred(
+        transfer="t.1",
+        request="r",
+        source="d0",
+        start=0,
+        count=blocks,
+        tokens=blocks * BLOCK,
+        bytes=blocks,
+        backend="tcp",
+    )

@@ -51,7 +51,8 @@ class Prefill:
                 scheduled_new_reqs=[scheduled] if first and tokens else [],
                 scheduled_cached_reqs=nobody if first or not tokens else cached,
                 num_scheduled_tokens={"r": tokens} if tokens else {},
-            )
+            ),
+            {"r": self.tracked},
         )
         self.request.num_computed_tokens += tokens
         self.request.num_in_flight_tokens += tokens
@@ -225,3 +226,34 @@ def test_written_blocks_of_a_request_that_ends() -> None:
     one.request.num_in_flight_tokens = 1
     assert written_blocks(one.request, one.tracked, 7, BLOCK) == 5
     assert written_blocks(one.request, one.tracked, 3, BLOCK) == 3
+
+
+def test_what_a_request_pulled_is_offered_as_soon_as_it_runs() -> None:
+    one = Prefill(name="")
+    one.tracked.local_tokens, one.tracked.pulled_tokens = BLOCK, 3 * BLOCK
+    one.local = 4
+    one.schedule(2.5)
+    assert one.offered == 4
+    (offer,) = one.engine.handed(Offered)
+    assert offer.hashes == one.hashes[:4]
+    # At its end the longer chain covers it.
+    assert one.engine.exports.offer(one.tracked, one.ids, 6)[1] == 6
+    last = one.engine.handed(Offered)[-1]
+    assert last.hashes == one.hashes[:6]
+
+
+def test_the_last_block_of_a_prompt_that_was_pulled_whole_waits_for_the_end() -> None:
+    one = Prefill(name="")
+    one.tracked.prompt_tokens = 6 * BLOCK
+    one.tracked.pulled_tokens = 6 * BLOCK
+    one.local = 5
+    one.schedule(1)
+    assert one.offered == 5
+
+
+def test_what_was_not_pulled_is_not_offered_before_its_end() -> None:
+    one = Prefill(name="")
+    one.tracked.local_tokens = 4 * BLOCK
+    one.local = 4
+    one.schedule(2.5)
+    assert one.offered == 0

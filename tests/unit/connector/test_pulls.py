@@ -6,7 +6,7 @@ import time
 
 import pytest
 from tests.unit.connector.pull_desk import HASHES, Desk, hint, with_hint
-from tests.unit.connector.support import BLOCK, tracked
+from tests.unit.connector.support import BLOCK, failed, tracked
 
 from kvferry.core.events import FACTS, Requested, TransferFailed
 
@@ -138,25 +138,9 @@ def test_a_load_carries_exactly_the_blocks_it_fills() -> None:
     assert job.deadline_ms == 1234
     assert desk.pulls.by_transfer("life.1") is one
     assert desk.pulls.open_count() == 1
-    desk.pulls.end(one)
+    desk.pulls.end(one, failed("aborted"))
     assert desk.pulls.by_transfer("life.1") is None
     assert desk.pulls.answer(one, 0) == 0
-
-
-def test_siblings_wait_for_the_load_of_the_block_they_need() -> None:
-    desk = Desk()
-    owner, sibling, other = (desk.begin(with_hint(hint())) for _ in range(3))
-    sibling.id, other.id = "s", "o"
-    for one in (owner, sibling, other):
-        desk.found(one, 8)
-    assert desk.pulls.answer(owner, 0) == 8 * BLOCK
-    desk.pulls.commit(owner, 0, list(range(8)))
-    assert desk.pulls.answer(sibling, 0) is None
-    assert desk.pulls.answer(other, 4 * BLOCK) == 4 * BLOCK  # It needs other blocks.
-    desk.pulls.end(owner)
-    assert desk.pulls.answer(sibling, 0) == 8 * BLOCK
-    assert desk.pulls.answer(sibling, 8 * BLOCK) == 0
-    assert sibling.miss == "local"
 
 
 def test_a_pull_is_dropped_once_and_not_while_it_loads() -> None:
