@@ -6,6 +6,7 @@ from itertools import islice, takewhile
 
 import msgspec
 
+from kvferry.core.retention_cached import AHEAD_S
 from kvferry.core.retention_gaps import NEVER_S, GapModel
 from kvferry.core.retention_value import Chain, Memory, Rules, expected_reuse, value
 
@@ -59,7 +60,9 @@ class HostShelf:
 
         What another node keeps (:mod:`kvferry.core.retention_keeper`) is not kept twice.
         """
-        soon = memory.handed_out + max(memory.watermark, memory.free * AHEAD_SHARE)
+        # Never later than it is in danger, for then it is forgotten.
+        ahead = max(memory.watermark, memory.per_s * AHEAD_S, memory.free * AHEAD_SHARE)
+        soon = memory.handed_out + ahead
         found = list(takewhile(lambda chain: chain.mark <= soon, self._waiting.values()))
         for chain in found:
             del self._waiting[chain.key]
@@ -107,9 +110,9 @@ class HostShelf:
 
     def read(self, key: str) -> None:
         """Another node has read the chain: the session goes on there, and ours is worth less."""
-        chain = self._chains.get(key)
-        if chain is not None:
-            chain.copies += 1
+        for chain in (self._chains.get(key), self._moving.get(key)):
+            if chain is not None:
+                chain.copies += 1
 
     def put(self, now_s: float, chain: Chain) -> list[str]:
         """A chain's copy is complete; returns keys of shorter ones that it makes superfluous."""
