@@ -27,7 +27,7 @@ def command(
         typer.Option(
             "--peer",
             metavar="dynamo",
-            help="Also measure this index under the same load. Needs kvferry[bench].",
+            help="Also measure this index under the same load. Needs the extra bench.",
         ),
     ] = "",
     trace: Annotated[
@@ -79,7 +79,8 @@ def command(
     each request with the hashes of the blocks that it added, or that left.
 
     Blocks are those that a node came to hold or gave up, whatever an event lists besides. Memory is
-    the growth of the process by the blocks held at the end, counted on each node.
+    the growth of the process (for ours what Python allocated, which is exact) by the blocks held at
+    the end, counted on each node.
 
     Examples:
 
