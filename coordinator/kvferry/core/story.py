@@ -46,6 +46,11 @@ EVICTIONS = {
     "cleared": "the cache was reset",
     "paused": "kvferry is paused",
 }
+LEASES = {
+    "handover": "until another engine has read it",
+    "retain": "because the client asked",
+    "expected": "because its next turn is likely",
+}
 TIERS = {"cache": "offers", "hbm": "leases in GPU memory", "host": "leases in host memory"}
 
 
@@ -95,7 +100,8 @@ def _retained(node: str, event: Retained) -> str:
     time = f" for {_ms(event.ttl_ms)}" if event.ttl_ms else ""
     request = f" of request {event.request}" if event.request else ""
     session = f", session {event.session}" if event.session else ""
-    return f"{node} {what} {run}{request}{time}{session}"
+    why = f", {LEASES.get(event.why, event.why)}" if event.why else ""
+    return f"{node} {what} {run}{request}{time}{why}{session}"
 
 
 def _evicted(node: str, event: Evicted) -> str:

@@ -8,6 +8,7 @@ from kvferry.core.leases import HOST
 from kvferry.core.state import FENCED, JOINED, OPEN, NodeState, SpaceState, State
 from kvferry.ids import ROUTER_SPACE
 from kvferry.replay.causes import cause
+from kvferry.replay.retained import leases, sessions
 
 MISSES_MAX = 8
 OPEN_TRANSFERS_MAX = 100
@@ -60,6 +61,8 @@ def summarize_space(space: SpaceState) -> Document:
         "checkpoint": space.checkpoint,
         "nodes": [_node(space, node) for node in _by_name(space)],
         "offers": _tiers(space),
+        "leases": leases(space),
+        "sessions": sessions(space),
         "transfers": {
             "open": [
                 {
