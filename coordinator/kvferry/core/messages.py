@@ -113,6 +113,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     gaps: GapModel
     saved: tuple[float, float] = (1.0, 0.0)
     """What a hit spares: milliseconds per 1,000 tokens, and what each further 1,000 add to that."""
+    host_blocks: dict[str, int] = {}
+    """Size of the host tier of each node that has one, so that all come to the same keeper."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

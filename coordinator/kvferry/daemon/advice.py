@@ -12,6 +12,7 @@ from kvferry.core.cost import PrefillCost
 from kvferry.core.events import NodeJoined
 from kvferry.core.messages import Advice, advice_subject, encode
 from kvferry.core.retention_gaps import learned
+from kvferry.core.state import JOINED
 from kvferry.daemon.projector import Projector
 from kvferry.errors import LedgerError
 from kvferry.ids import ROUTER_SPACE
@@ -65,6 +66,11 @@ class AdviceTeller:
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
+                host_blocks={
+                    node.name: node.host_blocks
+                    for node in space.nodes.values()
+                    if node.host_blocks and node.status == JOINED
+                },
             )
             try:
                 await self._bus.publish(advice_subject(name), encode(advice))

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.connector.test_exports import POOL, USABLE, Engine
 
 from kvferry.core.retention import Action
+from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
 
 BLOCK = 16
@@ -74,6 +75,23 @@ def test_a_void_read_changes_nothing() -> None:
     engine.pool.get_new_blocks(USABLE)
     assert not engine.done().intact
     assert engine.table.take_reads() == []
+
+
+def test_of_two_nodes_that_have_a_chain_one_is_to_keep_it() -> None:
+    engine = Engine()
+    leasing = engine.exports.leasing
+    leasing.advice = advice = AdviceView("d0")
+    advice.host_blocks = {"p0": 8}  # We have no host tier, so p0 keeps what both have.
+    for name, session in (("named", "s"), ("unnamed", "")):
+        offer, hashes = engine.serve(name, 6, lease=True, params={"session": session})
+        chain = leasing.retention.find(offer)
+        assert chain is not None
+        engine.pin(hashes, name)
+        assert engine.done(name).intact
+        assert not chain.kept_elsewhere
+        engine.exports.each_step()
+        assert chain.kept_elsewhere == bool(session)
+        assert chain.copies == 1
 
 
 def test_a_session_s_blocks_are_leased_when_the_cache_is_about_to_lose_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.daemon.support import SPACE, FakeNode, running, settled, until
 
 from kvferry.core.cost import PrefillCost
-from kvferry.core.events import RequestEnded
+from kvferry.core.events import NodeClosed, RequestEnded
 from kvferry.core.messages import Advice, advice_subject, encode
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.daemon import advice
@@ -113,3 +113,37 @@ def test_what_a_hit_spares_grows_with_the_context() -> None:
         assert view.saved_ms(tokens) == pytest.approx(cost.saved_ms(0, tokens), rel=0.02)
     assert view.saved_ms(8_000) > 8 * view.saved_ms(1_000)
     assert advice.saved([PrefillCost()]) == (1.0, 0.0)
+
+
+async def test_of_two_nodes_that_have_a_session_both_come_to_the_same_keeper() -> None:
+    p0, d0 = AdviceView("p0"), AdviceView("d0")
+    sessions = [f"s-{number}" for number in range(200)]
+    assert not any(p0.kept_there(name, "d0", 10) for name in sessions), "nothing was heard yet"
+    for view in (p0, d0):
+        await view.heard(SUBJECT, told(host_blocks={"p0": 10, "d0": 10}), None)
+    at_d0 = [p0.kept_there(name, "d0", 10) for name in sessions]
+    at_p0 = [d0.kept_there(name, "p0", 10) for name in sessions]
+    assert at_d0 == [not there for there in at_p0]
+    assert 50 < sum(at_d0) < 150
+
+
+async def test_a_node_without_a_host_tier_keeps_nothing_and_none_without_a_name() -> None:
+    view = AdviceView("p0")
+    await view.heard(SUBJECT, told(host_blocks={"d0": 10}), None)
+    assert view.kept_there("s", "d0", 0)
+    assert not view.kept_there("s", "d1", 0)
+    assert not view.kept_there("", "d0", 0)
+    await view.heard(SUBJECT, told(host_blocks={"p0": 10}), None)
+    assert not view.kept_there("s", "p0", 10), "ourselves"
+
+
+async def test_advice_names_the_host_tiers_of_nodes_that_are_there() -> None:
+    log = MemoryLog()
+    d0, p0, gone = FakeNode(log, "d0"), FakeNode(log, "p0"), FakeNode(log, "gone")
+    async with running(log) as coordinator, listening(log) as view:
+        await d0.join(host_blocks=7)
+        await gone.join(host_blocks=9)
+        await settled(coordinator, await gone.facts(NodeClosed(incarnation=gone.incarnation)))
+        await p0.join()
+        await until(lambda: view.host_blocks, "advice")
+        await until(lambda: view.host_blocks == {"d0": 7}, "advice without who has left")

@@ -45,7 +45,7 @@ class PinDesk:
         ended: pins that ended and were not reported yet; whoever calls takes them out.
         check: see :attr:`kvferry.node.export.table.ExportTable.check`.
         host_first: number of the host tier's first slot; 0 without a host tier.
-        reads: last chain hash of each pin that was read whole, until somebody takes it.
+        reads: last chain hash and reader of each pin that was read whole, until somebody takes it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PinDesk:
         self.paused = False
         self.check: Check | None = None
         self.ended: list[PinEnded] = []
-        self.reads: deque[bytes] = deque(maxlen=READS_MAX)
+        self.reads: deque[tuple[bytes, str]] = deque(maxlen=READS_MAX)
 
     @property
     def pins(self) -> int:
@@ -248,7 +248,7 @@ class PinDesk:
 
     def _end(self, pin: OpenPin, event: str, now_s: float, detail: str = "") -> None:
         if event == "intact":
-            self.reads.append(next(reversed(pin.held)))
+            self.reads.append((next(reversed(pin.held)), pin.key[0]))
         self.ended.append(self._book.end(pin, event, now_s, detail))
         if not self._book.open:
             self._offers.watch(False)

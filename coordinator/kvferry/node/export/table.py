@@ -159,8 +159,8 @@ class ExportTable:
         with self._lock:
             return self._offers.gone_lost
 
-    def take_reads(self) -> list[bytes]:
-        """The last chain hash of each run that another node has read whole since the last call.
+    def take_reads(self) -> list[tuple[bytes, str]]:
+        """Runs that another node has read whole since the last call: last chain hash, that node.
 
         Takes no lock.
         """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
 from kvferry.core.messages import Advice
 from kvferry.core.retention_gaps import BINS, prior
+from kvferry.core.retention_keeper import keeper
 from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.node")
@@ -20,11 +22,15 @@ class AdviceView:
 
     Attributes:
         gaps: when sessions come back; a prior until something was heard.
+        host_blocks: size of the host tier of each node that has one.
         term: of the leader who advised; 0 before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: str = "") -> None:
+        """``node`` is our own name."""
+        self._node = node
         self.gaps = prior()
+        self.host_blocks: Mapping[str, int] = {}
         self.term = 0
         self._saved = (1.0, 0.0)
         self._decode = msgspec.msgpack.Decoder(Advice).decode
@@ -34,6 +40,19 @@ class AdviceView:
         first, growth = self._saved
         thousands = tokens / 1_000
         return first * thousands + growth * thousands * max(0.0, thousands - 1.0) / 2
+
+    def kept_there(self, session: str, other: str, own_blocks: int) -> bool:
+        """Whether another node that has a session's chain too is the one to keep it.
+
+        Args:
+            session: as both nodes call it; a chain without a name is kept by each that has it.
+            other: that node.
+            own_blocks: size of our host tier.
+        """
+        theirs = self.host_blocks.get(other, 0)
+        if not session or not theirs or other == self._node:
+            return False
+        return keeper(session, {self._node: own_blocks, other: theirs}) == other
 
     async def heard(self, subject: str, data: bytes, reply: Reply | None) -> None:
         """The bus handler for :class:`Advice` messages."""
@@ -54,3 +73,4 @@ class AdviceView:
         if said.term < self.term:
             return  # A deposed leader that does not know it yet.
         self.gaps, self._saved, self.term = said.gaps, said.saved, said.term
+        self.host_blocks = said.host_blocks

@@ -43,7 +43,7 @@ class PlanClient:
     """
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.advice = AdviceView()
+        self.advice = AdviceView(settings.node)
         self.held = HeldView()
         self._settings = settings
         self._replicas = Replicas(settings.replica_silent_s)
