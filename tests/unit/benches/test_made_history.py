@@ -6,8 +6,10 @@ import pytest
 
 from kvferry.bench.history.shape import SPACE, Message, Shape
 from kvferry.bench.history.talks import History
+from kvferry.core.events import Produced
 from kvferry.core.state import OPEN, State
 from kvferry.errors import ConfigError
+from kvferry.ledger.codec import decode
 from kvferry.ports.log import Stored
 from kvferry.replay.step import step
 
@@ -35,7 +37,9 @@ def test_everything_counts_and_nothing_is_odd() -> None:
     assert (totals.strays, totals.repeated, totals.unbalanced) == ({}, {}, 0)
     assert (state.dropped, state.quarantined_total) == ({}, 0)
     assert sum(totals.events.values()) == history.written.facts
-    assert len(messages) == history.written.messages
+    facts = [message for message in messages if message.subject.endswith(".facts")]
+    assert len(facts) == history.written.messages
+    assert sum(len(message.data) for message in facts) == history.written.bytes
     assert totals.requests == 2 * history.written.turns
     assert totals.pins_opened == totals.pins_ended > 0
     assert all(transfer.phase != OPEN for transfer in space.transfers.values())
@@ -54,6 +58,17 @@ def test_block_events_are_what_came_to_be_held_less_what_still_is() -> None:
     listed = {bytes(offer.hashes) for offer in space.offers.values()}
     assert history.held()
     assert set(history.held()) <= listed
+
+
+def test_detail_tells_of_every_block_that_came_to_be() -> None:
+    history, messages = made()
+    batches = [decode(one.data) for one in messages if one.subject.endswith(".blocks")]
+    events = [entry.event for batch in batches for entry in batch.entries]
+    assert len(events) == history.written.detail
+    produced = sum(event.count for event in events if isinstance(event, Produced))
+    space = folded(messages).spaces[SPACE]
+    gone = space.totals.evicted_blocks["reuse"]
+    assert produced == sum(offer.count for offer in space.offers.values()) + gone
 
 
 def test_equal_shapes_give_equal_histories_and_others_do_not() -> None:

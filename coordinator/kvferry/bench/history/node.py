@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from kvferry.bench.history.shape import BLOCK_BYTES, SPACE, Message, Shape, Written
 from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
+    BLOCKS,
     FACTS,
     AnyEvent,
     Evicted,
     NodeJoined,
     PinEnded,
+    Produced,
     Requested,
     RequestEnded,
     Retained,
@@ -34,6 +36,11 @@ class Talk:
         self.chain = b""
         self.blocks = 0
         self.turns = 0
+
+    @property
+    def tail(self) -> bytes:
+        """A full hash that stands for the chain as it is now."""
+        return self.chain[-SHORT_BYTES:].rjust(HASH_BYTES, b"\1")
 
 
 class _Held:
@@ -58,10 +65,11 @@ class Node:
         self._written = written
         self._stride = sample_stride(shape.block_size)
         self._entries: list[Entry] = []
+        self._detail: list[Entry] = []
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._used = 0
         self._names = 0
-        self._seq = 1
+        self._next = {FACTS: 1, BLOCKS: 1}
 
     def held(self, talk: Talk) -> int:
         """Blocks of the conversation that it holds."""
@@ -125,6 +133,24 @@ class Node:
         self._leave(arrived, transfer)
         source._leave(pin, transfer)
 
+    def produce(
+        self, talk: Talk, request: str, start: int, end: int, *, step: int, via: str = "computed"
+    ) -> None:
+        """Blocks ``start`` to ``end`` came to be, ``step`` of them at a time."""
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            listed = slice(first // self._stride * SHORT_BYTES, last // self._stride * SHORT_BYTES)
+            run = Produced(
+                request=request,
+                start=first,
+                count=last - first,
+                tail=talk.tail,
+                parent=talk.tail[:SHORT_BYTES] if first else b"",
+                hashes=talk.chain[listed],
+                via=via,
+            )
+            self._detail.append(Entry(run, request, WALL_MS))
+
     def end(self, request: str, *, prompt: int, local: int, pulled: int, output: int) -> None:
         """A request left the engine; blocks, and ``output`` in tokens."""
         size, computed = self._shape.block_size, prompt - local - pulled
@@ -175,25 +201,35 @@ class Node:
 
     def look(self) -> Iterator[Message]:
         """What the agent makes of the outbox now."""
-        entries, self._entries = self._entries, []
+        written = self._written
+        for message, events in self._batches(FACTS, self._entries):
+            written.messages += 1
+            written.facts += events
+            written.bytes += len(message.data)
+            yield message
+        for message, events in self._batches(BLOCKS, self._detail):
+            written.detail += events
+            written.detail_bytes += len(message.data)
+            yield message
+        self._entries, self._detail = [], []
+
+    # --- inner -------------------------------------------------------------------------------
+
+    def _batches(self, lane: str, entries: list[Entry]) -> Iterator[tuple[Message, int]]:
+        """Messages, each with how many events it holds."""
         for group in split(entries):
             batch = Batch(
                 space=SPACE,
                 node=self.name,
                 incarnation=self.incarnation,
                 epoch=1,
-                lane=FACTS,
-                seq=self._seq,
+                lane=lane,
+                seq=self._next[lane],
                 entries=group,
             )
-            self._seq += len(group)
-            data = encode(batch)
-            self._written.messages += 1
-            self._written.facts += len(group)
-            self._written.bytes += len(data)
-            yield Message(lane_subject(SPACE, self.name, FACTS), data, batch.message_id)
-
-    # --- inner -------------------------------------------------------------------------------
+            self._next[lane] += len(group)
+            subject = lane_subject(SPACE, self.name, lane)
+            yield Message(subject, encode(batch), batch.message_id), len(group)
 
     def _leave(self, event: AnyEvent, cause: str = "") -> None:
         self._entries.append(Entry(event, cause, WALL_MS))
@@ -225,7 +261,7 @@ class Node:
             rev=1,
             tier=tier,
             count=blocks,
-            tail=talk.chain[-SHORT_BYTES:].rjust(HASH_BYTES, b"\1"),
+            tail=talk.tail,
             hashes=talk.chain[: blocks // self._stride * SHORT_BYTES],
             ttl_ms=ttl_ms,
             request=request,

@@ -25,6 +25,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     turn_tokens: int = 512
     """What every turn adds, three quarters of it prompt and the rest answer."""
     turns: int = 8
+    step_tokens: int = 2_048
+    """Of a prompt that one step computes."""
     block_size: int = 16
     pool_blocks: int = 40_960
     """Of each node."""
@@ -64,4 +66,7 @@ class Written(msgspec.Struct):
     messages: int = 0
     bytes: int = 0
     """Of the messages' bodies."""
+    detail: int = 0
+    """Events of the blocks lane, which lies in a stream of its own."""
+    detail_bytes: int = 0
     turns: int = 0

@@ -76,15 +76,20 @@ class History:
         prompt = talk.blocks + max(1, asked // shape.block_size)
         self._grow(talk, prompt + answer)
         held, local = decode.held(talk), prefill.held(talk)
+        step = max(1, shape.step_tokens // shape.block_size)
         if held > local:
             prefill.pull(decode, request, wanted=prompt, granted=held, start=local, basis="plan")
+            prefill.produce(talk, request, local, held, step=held, via="pulled")
         else:
             prefill.miss(request, prompt)
+        prefill.produce(talk, request, max(held, local), prompt, step=step)
         prefill.end(request, prompt=prompt, local=local, pulled=max(0, held - local), output=1)
         prefill.offer(talk, prompt, request)
         lease = prefill.lease(talk, prompt, request)
         decode.pull(prefill, request, wanted=prompt, granted=prompt, start=held, basis="hint")
         prefill.end_lease(lease)
+        decode.produce(talk, request, held, prompt, step=prompt, via="pulled")
+        decode.produce(talk, request, prompt, talk.blocks, step=1)
         output = answer * shape.block_size
         decode.end(request, prompt=prompt, local=held, pulled=prompt - held, output=output)
         decode.offer(talk, talk.blocks, request)

@@ -64,7 +64,8 @@ def command(
 
     A block event is one block that a node came to hold or gave up: what an engine that publishes
     single blocks would have sent. In the ledger they are runs: the facts of each turn, batched as
-    the outbox and the agent batch them. The blocks lane (KVF_BLOCKS) is not part of a rebuild.
+    the outbox and the agent batch them. Detail (the blocks lane, KVF_BLOCKS) is written too, but
+    it is not part of a rebuild: what it takes stands under names that say detail.
 
     Examples:
 
@@ -111,6 +112,8 @@ async def _measure(shape: Shape, events: int, runs: int, folder: Path | None) ->
         "block_events_per_s": round(written.block_events / replay_s),
         "facts_per_s": round(written.facts / replay_s),
         "bytes_per_block_event": round(written.bytes / written.block_events, 2),
+        "detail": written.detail,
+        "detail_bytes_per_block_event": round(written.detail_bytes / written.block_events, 2),
         "offers": writer.offers,
         "held_blocks": writer.held_blocks,
         "replay_peak_rss_mib": max(one.peak_rss_mib for one in replays),
