@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-PROFILES = ("peers",)
+PROFILES = ("peers", "ledger")
 SEEDS_DEFAULT = 20
 COLLECT_EVERY = 10
 """Runs between two collections of garbage, which a run itself must not do."""
@@ -32,8 +32,9 @@ class Job(NamedTuple):
 
 def run(job: Job) -> list[dict[str, Any]]:
     """Simulate the job's seeds, in this process."""
-    from tests.sim.kernel.install import load_without_engine, simulated
+    from tests.sim.kernel.install import hush, load_without_engine, simulated
 
+    hush()
     load_without_engine()
     from tests.sim.bugs.all import BUGS
     from tests.sim.bugs.bug import applied

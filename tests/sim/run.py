@@ -19,7 +19,10 @@ from tests.sim.world.knobs import Knobs
 from tests.sim.world.node import probe_without_engine
 from tests.sim.world.world import World
 
+from kvferry.core.events import FACTS
+from kvferry.node.agent import agent
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.replay import step as folding
 from kvferry_connectors.vllm.joined import Joiner
 
 
@@ -82,18 +85,45 @@ def simulate(seed: int, knobs: Knobs, *, trace: bool = False) -> Outcome:
 
 @contextmanager
 def _watched(world: World) -> Iterator[None]:
-    """Note every fact that is handed over, whatever becomes of it."""
-    shipped: Any = Outbox._leave_fact
-    probe: Any = Joiner._probe
+    """Stand-ins for what the simulation lacks, and ears where shipped code does what is checked."""
+    leave: Any = Outbox._leave_fact
+    cross: Any = folding.cross_hole
 
-    def leave(outbox: Outbox, event: Any, cause: str, wall_ms: int) -> None:
-        world.handed(outbox, event)
-        shipped(outbox, event, cause, wall_ms)
+    begin: Any = Outbox.__init__
 
-    Outbox._leave_fact = leave  # type: ignore[method-assign]
-    Joiner._probe = probe_without_engine  # type: ignore[method-assign]
+    def begun(outbox: Outbox, **given: Any) -> None:
+        begin(outbox, **{"facts_max": world.knobs.outbox_facts, **given})
+
+    settle: Any = agent.NodeAgent.__init__
+
+    def settled(made: agent.NodeAgent, settings: Any, outbox: Outbox, **given: Any) -> None:
+        most = world.knobs.batch_events
+        changed = msgspec.structs.replace(settings, batch_events_max=most)
+        settle(made, changed, outbox, **given)
+
+    def left(outbox: Outbox, event: Any, cause: str, wall_ms: int) -> None:
+        dropped = outbox._dropped[FACTS]
+        leave(outbox, event, cause, wall_ms)
+        kept = not outbox._keeping or outbox._dropped[FACTS] == dropped
+        world.handed(outbox, event, kept=kept)
+
+    def crossed(state: Any, first: int, last: int) -> None:
+        world.passed_over = True
+        cross(state, first, last)
+
+    patches: tuple[tuple[Any, str, Any], ...] = (
+        (Outbox, "__init__", begun),
+        (Outbox, "_leave_fact", left),
+        (folding, "cross_hole", crossed),
+        (agent.NodeAgent, "__init__", settled),
+        (agent, "connect_jetstream", world.connect),
+        (Joiner, "_probe", probe_without_engine),
+    )
+    shipped = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
     try:
+        for owner, name, standin in patches:
+            setattr(owner, name, standin)
         yield
     finally:
-        Outbox._leave_fact = shipped  # type: ignore[method-assign]
-        Joiner._probe = probe  # type: ignore[method-assign]
+        for owner, name, value in shipped:
+            setattr(owner, name, value)

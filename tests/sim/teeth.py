@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from tests.sim.kernel.install import load_without_engine, simulated
+from tests.sim.kernel.install import hush, load_without_engine, simulated
 
 
 def bug_names() -> list[str]:
@@ -23,6 +23,7 @@ def bite(name: str) -> dict[str, Any]:
         ``bug``, ``check``, ``seed`` (0 if none within the bug's bound), ``said``: what the checker
         said, and ``control``: what any checker says of the same seed without the bug.
     """
+    hush()
     load_without_engine()
     from tests.sim.bugs.all import BUGS
     from tests.sim.bugs.bug import applied

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.sim.running import sim
 
-SEEDS = "4"
+SEEDS = "3"
 
 
 def test_a_seed_replays_exactly_in_another_process(tmp_path: Path) -> None:

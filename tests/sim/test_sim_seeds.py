@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tests.sim.running import sim
 
-SEEDS = {"peers": 40}
+SEEDS = {"peers": 30, "ledger": 12}
 HAPPENS = {
     "peers": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
+    "ledger": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
 }
 
 

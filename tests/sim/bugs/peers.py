@@ -22,11 +22,15 @@ TIGHT = {"blocks": "24", "lease_budget": "0.0", "block_s": "0.03", "clients": "5
 """Small pools and slow reads: blocks are reused while they are read."""
 FROZEN = {
     **TIGHT,
+    "block_s": "0.08",
     "fault_kinds": '["freeze"]',
-    "faults_per_s": "3.0",
+    "faults_per_s": "4.0",
     "think_s": "0.02",
     "pin_ms": "300",
     "transfer_timeout_ms": "20000",
+    "planes": '[["direct", true]]',
+    "ranks": "1",
+    "nodes": "3",
 }
 """Moreover engines stop in the middle of it, longer than any deadline."""
 
@@ -144,7 +148,13 @@ PEER_BUGS = (
     Bug("no-second-question", "truth", _no_second_question, knobs=TIGHT),
     Bug("intact-without-looking", "truth", _intact_without_looking, knobs=TIGHT),
     Bug("reuse-unheard", "truth", _reuse_unheard, knobs=TIGHT),
-    Bug("expired-pin-still-intact", "truth", _expired_pin_still_intact, knobs=FROZEN),
+    Bug(
+        "expired-pin-still-intact",
+        "conservation",
+        _expired_pin_still_intact,
+        knobs=FROZEN,
+        seeds=24,
+    ),
     Bug("freed-before-the-fence", "quarantine", _freed_before_the_fence),
     Bug("tombstones-missing", "endings", _tombstones_missing),
     Bug("pins-never-expire", "endings", _pins_never_expire),

@@ -5,12 +5,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.sim.checks import conservation, endings, secrecy
+from tests.sim.checks import books, conservation, endings, fold, leadership, ledger, secrecy
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
 
-AT_THE_END = (endings.check, conservation.check, secrecy.check)
+AT_THE_END = (
+    endings.check,
+    conservation.check,
+    books.check,
+    secrecy.check,
+    leadership.check,
+    ledger.check,
+    fold.check,
+)
 
 
 def at_the_end(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvferry.core.events import PinEnded, Requested, TransferFailed, Transferred
+from kvferry.core.events import Event, PinEnded, Requested, TransferFailed, Transferred
 
 if TYPE_CHECKING:
     from tests.sim.world.node import Node
@@ -30,6 +30,12 @@ def still_open(node: Node) -> list[str]:
         "steps to translate": side.outbox.untranslated,
     }
     return [f"{count} {what} of {node.name}" for what, count in found.items() if count]
+
+
+def outcome_needs_room(world: World, event: Event) -> None:
+    """Called for a fact that found no room in its outbox: outcomes have theirs reserved."""
+    if isinstance(event, Transferred | TransferFailed):
+        world.violations.add(CHECK, f"the outcome of {event.transfer} found no room")
 
 
 def check(world: World) -> None:

@@ -23,6 +23,7 @@ from tests.sim.kernel.loop import SimPolicy
 from tests.sim.kernel.sockets import SimSelect, SimSocketModule
 
 SHIPPED = ("kvferry", "kvferry_connectors")
+SHIPPED_LOGS = ("kvferry", "asyncio")
 
 _TIME = SimTime()
 _STANDINS: list[tuple[object, object]] = [
@@ -90,6 +91,14 @@ def _rebind_defaults(function: FunctionType, undo: list[tuple[object, str, objec
         if named != function.__kwdefaults__:
             undo.append((function, "__kwdefaults__", function.__kwdefaults__))
             function.__kwdefaults__ = named
+
+
+def hush() -> None:
+    """For a process that only simulates: tasks of killed processes are cut off where they stand,
+    and what they say then is no matter. What is said during a run goes to :class:`Errors`."""
+    sys.unraisablehook = lambda what: None
+    for name in SHIPPED_LOGS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 class Errors(logging.Handler):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EVIL = ("evil", 666)
 """An address that no node has; whoever dials it believed a forged hint."""
-ANSWER_S_MAX = 60.0
+ANSWER_S_MAX = 30.0
 """No request may take longer, whatever happens meanwhile."""
 TENANTS = ("", "a")
 

@@ -17,7 +17,8 @@ from tests.sim.world.pool import Pool
 from tests.sim.world.request import BLOCK_TOKENS, Request, Status
 from tests.sim.world.schedule import Schedule
 
-EMPTY_STEP_S = 0.001
+EMPTY_STEP_S = 0.005
+"""While requests wait for loads only. A real one takes less; nothing hangs on how much."""
 
 
 class Engine(Schedule):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.sim.kernel.kernel import Process
+from tests.sim.world.ledger import HOST
+from tests.sim.world.operator import Operator
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
@@ -25,6 +27,12 @@ class Fate:
             "kill": self._kill,
             "reset_cache": self._reset_cache,
             "jump": self._jump,
+            "part_ledger": lambda: self._part_from_ledger(self._node()),
+            "part_coordinator": lambda: self._part_from_ledger(self._replica()),
+            "kill_coordinator": self._kill_coordinator,
+            "freeze_coordinator": self._freeze_coordinator,
+            "tear_snapshot": self._tear_snapshot,
+            "pause_space": self._pause_space,
         }
         self.done = False
         self.process = Process(world.kernel, "fate")
@@ -74,3 +82,39 @@ class Fate:
         process = self._world.nodes[self._node()].process
         process.wall_shift_s += self._rng.choice((-30.0, -1.0, 1.0, 30.0, 4_000.0))
         self._world.kernel.note("jump", process.name, process.wall_shift_s)
+
+    # --- of the ledger and of coordinators --------------------------------------------------
+
+    def _replica(self) -> str:
+        return self._rng.choice([*self._world.replicas, "c0"])
+
+    def _part_from_ledger(self, name: str) -> None:
+        self._world.network.part(name, HOST, self._span() * 2)
+
+    def _kill_coordinator(self) -> None:
+        if self._world.replicas:
+            name = self._rng.choice(list(self._world.replicas))
+            self._world.replicas[name].process.kill()
+            self._world.kernel.sleep(self._span())
+            self._world.start_replica(name)
+
+    def _freeze_coordinator(self) -> None:
+        if self._world.replicas:
+            name = self._rng.choice(list(self._world.replicas))
+            self._world.replicas[name].process.freeze(self._span() * 2)
+
+    def _tear_snapshot(self) -> None:
+        ledger = self._world.ledger
+        if ledger is not None:
+            pick = self._rng
+            ledger.serve(
+                lambda log: ledger.tear(lambda names: pick.choice(names) if names else None),
+                lambda result, failed: None,
+            )
+
+    def _pause_space(self) -> None:
+        """An operator pauses everything, and resumes it a little later."""
+        kernel = self._world.kernel
+        Operator(self._world, "pause")
+        kernel.sleep(self._span())
+        Operator(self._world, "resume")

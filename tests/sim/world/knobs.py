@@ -51,6 +51,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes: int = 1 << 30
     checkpoint_s: float = 60.0
     outbox_facts: int = 8192
+    batch_events: int = 256
 
 
 def draw(seed: int, profile: str, given: dict[str, str]) -> Knobs:
@@ -92,7 +93,8 @@ def draw(seed: int, profile: str, given: dict[str, str]) -> Knobs:
             "stream_bytes": rng.choice((1 << 30, 1 << 30, 60_000)),
             "checkpoint_s": rng.choice((1.5, 4.0)),
             "outbox_facts": rng.choice((8192, 8192, 40)),
-            "busy_s": 12.0,
+            "batch_events": rng.choice((256, 2)),
+            "busy_s": 8.0,
             "fault_kinds": (
                 "cut", "part", "freeze", "kill", "reset_cache", "jump",
                 "part_ledger", "kill_coordinator", "freeze_coordinator", "part_coordinator",

@@ -51,6 +51,8 @@ class Schedule:
         step = _Step()
         self._run_on(step)
         skipped: list[Request] = []
+        # Requests that hold blocks go first, or they and one that needs these wait for ever.
+        self.waiting.sort(key=lambda request: not request.blocks)
         while self.waiting and step.budget > 0 and not step.preempted:
             request = self.waiting.pop(0)
             was = request.status
@@ -102,7 +104,7 @@ class Schedule:
         whole = -(-(local + extra + count) // BLOCK_TOKENS)
         fresh = whole - len(hits) - len(request.blocks)
         idle = sum(block.ref_cnt == 0 for block in hits)
-        if fresh + idle > self.pool.get_num_free_blocks():
+        if self._lacks_room(request, fresh + idle, len(hits), idle, loads=extra > 0):
             return None
         self.pool.touch(hits)
         request.blocks += hits
@@ -122,6 +124,19 @@ class Schedule:
         request.status = Status.RUNNING
         self.running.append(request)
         return count
+
+    def _lacks_room(
+        self, request: Request, needed: int, hits: int, idle: int, *, loads: bool
+    ) -> bool:
+        """A request is admitted if all of its prompt fits, and a load only if what other prefills
+        still need stays free: it holds its blocks and cannot be preempted."""
+        free = self.pool.get_num_free_blocks()
+        if not request.blocks:
+            needed = max(needed, _whole(request) - hits + idle)
+        if loads:
+            others = [r for r in self.requests.values() if r.blocks and r is not request]
+            needed += sum(max(0, _whole(one) - len(one.blocks)) for one in others)
+        return needed > free
 
     def _promote(self, request: Request) -> None:
         """Its load ended: what arrived is in the cache from now on."""
@@ -166,6 +181,11 @@ class Schedule:
             block = request.blocks[at]
             if block.block_hash is None:
                 self.pool.cache(block, request.block_hashes[at])
+
+
+def _whole(request: Request) -> int:
+    """Blocks of all its tokens."""
+    return -(-request.num_tokens // BLOCK_TOKENS)
 
 
 class _Step:

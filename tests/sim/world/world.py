@@ -7,19 +7,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.sim.checks import engine as engine_check
-from tests.sim.checks.endings import still_open
+from tests.sim.checks.endings import outcome_needs_room, still_open
+from tests.sim.checks.ledger import level
 from tests.sim.checks.violations import Violations
 from tests.sim.kernel.kernel import Kernel, Process
 from tests.sim.kernel.network import Network
 from tests.sim.world.clients import Client
+from tests.sim.world.connection import Connection
+from tests.sim.world.coordinators import Replica
 from tests.sim.world.faults import Fate
 from tests.sim.world.knobs import Knobs
+from tests.sim.world.ledger import LedgerServer
 from tests.sim.world.node import Node
+from tests.sim.world.operator import Operator
 from tests.sim.world.plane import Planes
 
 from kvferry.core.events import Event
+from kvferry.node.agent.settings import NodeSettings
 
-DRAIN_S_MAX = 90.0
+DRAIN_S_MAX = 45.0
 """Of virtual time after the last fault; by then everything has ended."""
 
 
@@ -50,11 +56,21 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.past: list[Node] = []
         self.facts: list[Fact] = []
+        self.ledger: LedgerServer | None = None
+        self.replicas: dict[str, Replica] = {}
+        self.past_replicas: list[Replica] = []
+        self.operators: list[Operator] = []
         engine_check.watch(self.violations, kernel)
+        if knobs.ledger:
+            self.ledger = LedgerServer(kernel, self.network, self.violations, knobs)
+        for number in range(knobs.coordinators):
+            self.start_replica(f"c{number}")
         for name in self.names:
             self.start(name)
         self.clients = [Client(self, number) for number in range(knobs.clients)]
         self.fate = Fate(self)
+        self.passed_over = False
+        """A fold passed over messages that the stream's limits had taken."""
         self.at_rest = False
         self.inspected = False
         self.process = Process(kernel, "warden")
@@ -74,6 +90,21 @@ class World:
         )
         self.nodes[name] = node
         self.past.append(node)
+
+    def start_replica(self, name: str) -> None:
+        """A coordinator's process begins."""
+        assert self.ledger is not None
+        life = sum(one.name == name for one in self.past_replicas) + 1
+        replica = Replica(name, self.kernel, self.ledger, self.knobs, life)
+        self.replicas[name] = replica
+        self.past_replicas.append(replica)
+
+    async def connect(self, settings: NodeSettings) -> Connection:
+        """In place of ``connect_jetstream``."""
+        assert self.ledger is not None
+        connection = Connection(self.ledger)
+        await connection.call(lambda log: log.bounds("KVF"))
+        return connection
 
     def inspect(self, checks: Callable[[World], None]) -> None:
         """Run the last checks on a thread, for some of them take locks or wait."""
@@ -100,12 +131,14 @@ class World:
             for node in self.nodes.values():
                 node.poke()
             kernel.sleep(0.1)
-            if not any(still_open(node) for node in self.nodes.values()):
+            if not any(still_open(node) for node in self.nodes.values()) and level(self):
                 break
         self.at_rest = True
 
-    def handed(self, outbox: object, event: Event) -> None:
-        """Some outbox was given a fact."""
+    def handed(self, outbox: object, event: Event, *, kept: bool) -> None:
+        """Some outbox was given a fact, and had room for it or not."""
+        if not kept:
+            outcome_needs_room(self, event)
         for node in self.past:
             if node.side is not None and node.side.outbox is outbox:
                 self.facts.append(Fact(node.name, node.life, event))

@@ -1,0 +1,54 @@
+"""Coordinator processes: the shipped one, over a connection to the simulated ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.sim.kernel.kernel import Kernel, Process
+from tests.sim.world.connection import Connection
+from tests.sim.world.knobs import Knobs
+from tests.sim.world.ledger import LedgerServer
+
+from kvferry.core.digest import digest
+from kvferry.daemon.coordinator import Coordinator
+from kvferry.daemon.settings import CoordinatorSettings
+
+DIGEST_EVERY = 40
+"""Messages between two digests that are kept to be compared."""
+
+
+class Replica:
+    """One process life of a coordinator.
+
+    Attributes:
+        digests: position to digest, of its own fold.
+    """
+
+    def __init__(self, name: str, kernel: Kernel, server: LedgerServer, knobs: Knobs, life: int):
+        self.name, self.kernel, self._server, self._knobs = name, kernel, server, knobs
+        self.process = Process(kernel, name)
+        self.process.rng.seed(f"{kernel.seed}/{name}/{life}")
+        self.coordinator: Coordinator | None = None
+        self.digests: dict[int, str] = {}
+        kernel.spawn(self.process, f"{name}:main", self._main)
+
+    def _main(self) -> None:
+        asyncio.new_event_loop().run_until_complete(self._live())
+
+    async def _live(self) -> None:
+        connection = Connection(self._server)
+        settings = CoordinatorSettings(
+            replica=self.name, checkpoint_every_s=self._knobs.checkpoint_s, checkpoints_max=3
+        )
+        self.coordinator = Coordinator(connection, connection, connection, settings)
+        projector: Any = self.coordinator.projector
+        shipped = projector.apply
+
+        def apply(stored: Any) -> None:
+            shipped(stored)
+            if stored.seq % DIGEST_EVERY == 0 and projector.state.position == stored.seq:
+                self.digests[stored.seq] = digest(projector.state)
+
+        projector.apply = apply
+        await self.coordinator.run()
