@@ -140,12 +140,14 @@ def main() -> None:
     parser.add_argument("--servers", type=int, choices=(1, 3), default=3, help="nats-servers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None, help="a file to write it to as well")
-    parser.add_argument("--keep", type=Path, default=None, help="a folder for all logs")
+    parser.add_argument("--keep", type=Path, default=None, help="a new folder for all logs")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = args.keep
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+        elif folder.exists() and any(folder.iterdir()):
+            parser.error(f"--keep {folder} is not empty; name a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         found = json.dumps(run(args, folder))
     if args.json is not None:
