@@ -94,14 +94,13 @@ def test_a_chain_in_both_tiers_arrives_whole(pair: Pair) -> None:
 def test_a_slot_that_is_given_up_meanwhile_is_not_used(pair: Pair) -> None:
     hashes = pair.bench.source.offer("a", 6)
     pair.lend(hashes, list(range(6)), list(range(6)))
-    clock = pair.bench.source.table
-    settle = clock.done
+    settle = pair.table.done
 
     def late(target: str, frame: object) -> object:
         pair.table.reused(BLOCKS + 3)
         return settle(target, frame)  # type: ignore[arg-type]
 
-    clock.done = late  # type: ignore[assignment, method-assign]
+    pair.table.done = late  # type: ignore[assignment, method-assign]
     result = pair.pull(hashes)
     assert (result.ok, result.stage, result.reason) == (False, "settle", "void")
 
@@ -111,7 +110,7 @@ def test_a_target_that_cannot_read_host_memory_gets_what_the_cache_has(pair: Pai
     pair.lend(hashes[6:], list(range(6, 10)), [4, 5, 6, 7])
     (reads,) = pair.puller._links.backends
     blind = type("Blind", (), {"memory": frozenset({"cuda"})})
-    reads.capabilities = blind()  # type: ignore[assignment]
+    reads.capabilities = blind()
     result = pair.pull(hashes)
     assert result.ok, result.detail
     assert (result.count, result.host_blocks) == (6, 0)

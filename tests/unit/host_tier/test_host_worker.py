@@ -150,7 +150,7 @@ def test_a_load_goes_before_the_copies_that_wait(rank: Rank) -> None:
     rank.mover.gate.set()
     assert rank.loaded()[0].ok
     assert len(rank.copied(3)) == 3
-    assert rank.mover.did.index("load") == 1, "behind the one under way only"
+    assert rank.mover.did.index("load") <= 1, "behind the one under way at most"
 
 
 def test_a_cancelled_and_a_late_load_end_without_a_copy(rank: Rank) -> None:
