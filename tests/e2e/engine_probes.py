@@ -70,10 +70,21 @@ class Probes:
     def probe_plans(self) -> bool:
         return bool(self.side.agent.plans.available())
 
+    def probe_hosting(self) -> bool:
+        """The engine knows its ranks, and so whether there is a host tier."""
+        return self.side._joiner.joined is not None
+
     def probe_host(self) -> int:
         """Blocks in the host tier."""
         tier = self.side._hosting.tier
         return len(tier.table) if tier is not None else 0
+
+    def probe_host_copying(self) -> bool:
+        """A copy to the host tier is not done yet."""
+        from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+
+        tier, host = self.side._hosting.tier, get_kv_transfer_group()._worker._host
+        return tier is not None and tier._piece is not None and not host.worker._copied
 
     def probe_damage_host(self, tokens: list[int], block: int) -> bool:
         """Negate every number of a prompt's block in the host tier; False if it is not there."""
