@@ -70,6 +70,7 @@ def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) 
     print_sessions(space["sessions"])
     _print_transfers(space["transfers"])
     _print_links(space)
+    _print_predictions(space)
     _print_reuse(space["reuse"])
     _print_misses(space["misses"])
     lost = {lane: count for lane, count in space["gaps"].items() if count}
@@ -159,6 +160,30 @@ def _print_links(space: Document) -> None:
                 for link, one in rates.items()
             ],
         )
+
+
+def _print_predictions(space: Document) -> None:
+    """What plans thought that moves take beside what they took, and what computing costs."""
+    if space["predictions"]:
+        render.table(
+            ("plans for", ">compared", ">usually off by", ">half within", ">95 % within"),
+            [
+                (
+                    one["key"],
+                    one["n"],
+                    f"{100 * one['bias']:+.0f} %",
+                    f"{100 * one['p50']:.0f} %",
+                    f"{100 * one['p95']:.0f} %",
+                )
+                for one in space["predictions"]
+            ],
+        )
+    for one in space["prefill"]:
+        speeds = ", ".join(
+            f"{render.number(speed)} at {render.number(int(length))}"
+            for length, speed in one["tokens_per_s"].items()
+        )
+        render.line(f"{one['node']} computes tokens a second by prompt length: {speeds}")
 
 
 def _print_reuse(reuse: Document) -> None:

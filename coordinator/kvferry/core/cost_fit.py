@@ -24,10 +24,10 @@ SURPRISE_MIN = math.log(1.8)
 """An error is no surprise below this, however well the past was predicted."""
 SURPRISE_SPREADS = 3.0
 LEVERAGE_MAX = 1e6
-FIXED_SHARE = 0.3
-"""Before it is seen, the fixed part is thought to be nothing, give or take this share of the usual
-time: where amounts hardly differ, noise alone would tell of any fixed part. How sure a prediction
-is does not count on that."""
+OTHERS_SHARE = 0.3
+"""Before it is seen, each part but the first growing one is thought to take nothing, give or take
+this share of the usual time: where amounts hardly differ, noise alone would tell of any split. How
+sure a prediction is does not count on that."""
 GROWTH_MIN_SHARE = 0.25
 """The first growing part is at least this share of what it would be without the others, so that
 noise cannot make large amounts look free."""
@@ -148,8 +148,16 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         self.weight = keep * self.weight + 1.0
         self.usual_ms += (time_ms - self.usual_ms) / self.weight
         self.n += 1
-        believed = (self.spread / (FIXED_SHARE * self.usual_ms)) ** 2
-        self.coefficients = _coefficients([self.sums[0] + believed, *self.sums[1:]], self.times)
+        self.coefficients = _coefficients(self._believed(), self.times)
+
+    def _believed(self) -> list[float]:
+        """The sums with what is thought of the parts before they can be told apart."""
+        count, sums = len(self.times), list(self.sums)
+        weight = (self.spread / (OTHERS_SHARE * self.usual_ms)) ** 2
+        for part in (0, *range(2, count)):
+            usual = self.sums[part] / self.sums[0]
+            sums[part * count + part] += weight * usual * usual
+        return sums
 
 
 def _coefficients(sums: Sequence[float], times: Sequence[float]) -> list[float]:

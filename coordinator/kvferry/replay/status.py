@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from kvferry.core.accuracy import accuracy, of_transfers
 from kvferry.core.leases import HOST
 from kvferry.core.state import FENCED, JOINED, OPEN, NodeState, SpaceState, State
 from kvferry.ids import ROUTER_SPACE
@@ -12,6 +14,8 @@ from kvferry.replay.retained import leases, sessions
 
 MISSES_MAX = 8
 OPEN_TRANSFERS_MAX = 100
+PREFILL_LENGTHS = (1_000, 8_000, 32_000)
+"""Prompts whose speed is shown: long ones are slower by the token."""
 
 Document = dict[str, Any]
 
@@ -102,9 +106,22 @@ def summarize_space(space: SpaceState) -> Document:
             {"pair": pair, "backend": choice.backend, "why": choice.why}
             for pair, choice in sorted(space.choices.items())
         ],
-        "prefill_tokens_per_s": {
-            node: cost.tokens_per_s() for node, cost in sorted(space.prefill.items()) if cost.n
-        },
+        "predictions": [
+            {"what": one.what, "key": one.key, "n": one.n}
+            | {name: round(getattr(one, name), 4) for name in ("bias", "p50", "p95")}
+            for one in accuracy(of_transfers(space.transfers.values()))
+        ],
+        "prefill": [
+            {
+                "node": node,
+                "n": cost.n,
+                "tokens_per_s": {str(n): round(cost.tokens_per_s(n)) for n in PREFILL_LENGTHS},
+                "bias": round(math.expm1(cost.fit.bias), 4),
+                "spread": round(cost.fit.spread, 4),
+            }
+            for node, cost in sorted(space.prefill.items())
+            if cost.n
+        ],
     }
 
 

@@ -115,6 +115,11 @@ def test_long_prompts_are_dearer_than_their_length() -> None:
     assert later > 1.2 * first
 
 
+def test_one_length_says_nothing_of_what_attention_costs() -> None:
+    cost = prefill(*[(900, 0, 150.0)] * 3)
+    assert cost.predict(9_000) == pytest.approx(1_500.0, rel=0.01)
+
+
 def test_a_few_slow_prefills_do_not_change_what_is_known() -> None:
     cost = prefill(*[(n, 0, n / 10) for n in (1_000, 8_000, 2_000, 4_000) * 5])
     before = cost.predict(4_000)

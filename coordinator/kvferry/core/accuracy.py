@@ -1,0 +1,129 @@
+"""How far off predictions were: what plans said beside what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvferry.core.cost import rate_key
+from kvferry.core.events import AnyEvent, Requested, RequestEnded, Transferred
+from kvferry.core.state import DONE, TransferState
+
+MOVE, PREFILL = "move", "prefill"
+SELDOM = 1e-3
+"""Milliseconds below which nothing is compared."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One prediction and what was measured, in milliseconds."""
+
+    what: str
+    """``move`` or ``prefill``."""
+    key: str
+    """``source>target/backend`` of a move, the node of a prefill."""
+    predicted_ms: float
+    measured_ms: float
+    model: int = 0
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """The error of the predictions under one key. Relative to what was predicted."""
+
+    what: str
+    key: str
+    n: int
+    bias: float
+    """Median of measured over predicted, less 1: above 0 it usually takes longer."""
+    p50: float
+    """Half of the predictions were off by no more, either way."""
+    p95: float
+
+
+def outcomes(events: Iterable[tuple[str, AnyEvent]]) -> list[Outcome]:
+    """Join predictions with outcomes.
+
+    Args:
+        events: (node, event) pairs of one space's facts, in the order of the ledger.
+    """
+    asked: dict[str, tuple[str, Requested]] = {}
+    alone: dict[tuple[str, str], Requested] = {}
+    found: list[Outcome] = []
+    for node, event in events:
+        if isinstance(event, Requested):
+            if event.transfer:
+                asked[event.transfer] = node, event
+            elif event.prefill_ms > SELDOM and not event.local_tokens:
+                alone[node, event.request] = event
+        elif isinstance(event, Transferred):
+            _, plan = asked.pop(event.transfer, ("", None))
+            # A part of what was predicted tells nothing about the prediction.
+            whole = plan is not None and not plan.local_tokens and event.count >= plan.granted
+            if plan is not None and whole and plan.predicted_ms > SELDOM:
+                found.append(
+                    Outcome(
+                        what=MOVE,
+                        key=rate_key(event.source, node, event.backend),
+                        predicted_ms=plan.predicted_ms,
+                        measured_ms=event.pin_ms + event.read_ms + event.settle_ms,
+                        model=plan.model,
+                    )
+                )
+        elif isinstance(event, RequestEnded):
+            miss = alone.pop((node, event.request), None)
+            if miss is not None and event.prefill_ms > SELDOM and not event.pulled_tokens:
+                found.append(
+                    Outcome(
+                        what=PREFILL,
+                        key=node,
+                        predicted_ms=miss.prefill_ms,
+                        measured_ms=event.prefill_ms,
+                        model=miss.model,
+                    )
+                )
+    return found
+
+
+def of_transfers(transfers: Iterable[TransferState]) -> list[Outcome]:
+    """The same of the transfers that a state remembers."""
+    return [
+        Outcome(
+            what=MOVE,
+            key=rate_key(one.source, one.target, one.backend),
+            predicted_ms=one.predicted_ms,
+            measured_ms=one.moved_ms,
+        )
+        for one in transfers
+        if one.phase == DONE
+        and one.predicted_ms > SELDOM
+        # A part of what was predicted tells nothing about the prediction.
+        and not one.local_tokens
+        and one.count >= one.granted
+    ]
+
+
+def accuracy(found: Iterable[Outcome]) -> list[Accuracy]:
+    """The error under each key, sorted by key."""
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in found:
+        if one.predicted_ms > SELDOM and one.measured_ms > SELDOM:
+            ratios[one.what, one.key].append(one.measured_ms / one.predicted_ms)
+    return [_of(what, key, values) for (what, key), values in sorted(ratios.items())]
+
+
+def _of(what: str, key: str, ratios: list[float]) -> Accuracy:
+    off = sorted(abs(ratio - 1.0) for ratio in ratios)
+    return Accuracy(
+        what=what,
+        key=key,
+        n=len(ratios),
+        bias=_quantile(sorted(ratios), 0.5) - 1.0,
+        p50=_quantile(off, 0.5),
+        p95=_quantile(off, 0.95),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
