@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import (
+    audit,
     bench,
     coordinator,
     doctor,
@@ -100,6 +101,7 @@ app.command("status", rich_help_panel=LOOK)(status.command)
 app.command("events", rich_help_panel=LOOK)(events.command)
 app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
+app.command("audit", rich_help_panel=LOOK)(audit.command)
 app.command("export", rich_help_panel=LOOK)(export.command)
 app.command("import", rich_help_panel=LOOK)(importing.command)
 app.command("doctor", rich_help_panel=LOOK)(doctor.command)

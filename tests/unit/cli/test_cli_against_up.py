@@ -218,6 +218,24 @@ def test_an_exported_file_tells_what_the_ledger_told(
                if "request" in one)  # fmt: skip
 
 
+def test_an_audit_is_clean_and_a_damaged_file_is_not(tmp_path: Path) -> None:
+    assert "all invariants hold" in run("audit")
+    assert document("audit")["violations"] == []
+    file = tmp_path / "holed.kvf"
+    run("export", str(file))
+    assert document("audit", "--file", str(file))["violations"] == []
+    data = file.read_bytes()
+    at = data.index(b"KVFC", 4) + 60  # within the first chunk after the head: the facts
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    found = runner.invoke(app, ["audit", "--file", str(file), "--json"])
+    assert found.exit_code == guard.TROUBLE
+    told = json.loads(found.stdout)
+    assert told["events"] == 1, "nothing but the detail is left"
+    assert [one["invariant"] for one in told["violations"]] == ["readable"]
+    assert "are gone" in told["violations"][0]["story"]
+    assert "checksum" in found.stderr
+
+
 def test_a_damaged_file_says_where_and_tells_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "cut.kvf"
     run("export", str(file))

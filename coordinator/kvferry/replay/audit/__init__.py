@@ -1,0 +1,1 @@
+"""Holds a ledger to its invariants: what must be true of any record, whatever died meanwhile."""

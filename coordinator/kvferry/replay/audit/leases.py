@@ -1,0 +1,54 @@
+"""A lease ends: by its time at the latest, while its node lives."""
+
+from __future__ import annotations
+
+from kvferry.core.events import Evicted, Inventory, Retained
+from kvferry.replay.audit.finding import End, Findings, Seen
+
+LEASED = ("hbm",)
+"""Tiers that hold memory of the engine for a time. The host tier's records end by eviction."""
+OPEN_MAX = 200_000
+
+
+class Leases:
+    """Leases that were taken and neither renewed nor ended in time."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, str, str], tuple[Seen, Retained]] = {}
+
+    def see(self, seen: Seen, found: Findings) -> None:
+        event = seen.entry.event
+        if isinstance(event, Retained):
+            self._kept(seen, event)
+        elif isinstance(event, Evicted) and event.offer and event.keep == 0:
+            self._open.pop((*seen.life, event.offer), None)
+        elif isinstance(event, Inventory):
+            self._told(seen, event)
+
+    def _kept(self, seen: Seen, event: Retained) -> None:
+        key = (*seen.life, event.offer)
+        if event.tier in LEASED and event.ttl_ms:
+            if key in self._open or len(self._open) < OPEN_MAX:
+                self._open[key] = (seen, event)
+        else:
+            self._open.pop(key, None)
+
+    def _told(self, seen: Seen, event: Inventory) -> None:
+        """An inventory replaces all that was said before it."""
+        if event.part == 0:
+            for key in [key for key in self._open if key[:3] == seen.life]:
+                del self._open[key]
+        for offer in event.offers:
+            self._kept(seen, offer)
+
+    def end(self, end: End, found: Findings) -> None:
+        for (*life, offer), (seen, event) in self._open.items():
+            over_ms = end.stored_ms - seen.stored_ms - event.ttl_ms
+            if over_ms >= end.patience_ms and tuple(life) in end.living:
+                found.broken(
+                    "everything_ends",
+                    seen,
+                    offer,
+                    f"lease {offer} of {seen.node} was for {event.ttl_ms / 1000:.0f} s and has "
+                    f"neither ended nor been renewed {over_ms / 1000:.0f} s after that",
+                )
