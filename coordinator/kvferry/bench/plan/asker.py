@@ -7,6 +7,7 @@ Prints one :class:`Asked` as JSON.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import threading
@@ -33,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What one process of askers is to do."""
 
     url: str
+    coordinator_pid: int
     names: tuple[str, ...]
     chains_file: str
     """Chains that are held, each ``hashes`` sampled hashes long, one after the other."""
@@ -58,6 +60,7 @@ class Asked(msgspec.Struct, kw_only=True):
     """How late the asking thread itself was."""
     cpu_s: float = 0.0
     """Of this process, meanwhile."""
+    coordinator_cpu_s: float = 0.0
 
 
 class _Asking:
@@ -114,10 +117,12 @@ class Askers:
             gc.freeze()
             self._ask(requests, self._order.warm_s)
             self._asked = Asked()
-            begun, cpu = time.perf_counter(), time.process_time()
+            pid = self._order.coordinator_pid
+            begun, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(pid)
             lateness = self._ask(requests, self._order.seconds)
             self._asked.span_s = time.perf_counter() - begun
             self._asked.cpu_s = time.process_time() - cpu
+            self._asked.coordinator_cpu_s = _cpu_s(pid) - theirs
             self._asked.late_ms_p99 = sorted(lateness)[int(len(lateness) * 0.99)]
         finally:
             for agent in self._agents:
@@ -189,6 +194,15 @@ class Askers:
                 states = [f"{one.state} ({one.why})" for one in self._agents]
                 raise TimeoutError(f"no plans within {READY_WAIT_S:g} s: {states}")
             time.sleep(LOOK_S)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far; 0 where it cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import statistics
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,6 +80,7 @@ def command(
     )
     order = Order(
         url="",
+        coordinator_pid=0,
         names=(),
         chains_file="",
         hashes=hashes,
@@ -110,7 +111,6 @@ async def _measure(
             chains.flush()
             async with _coordinator(ledger) as pid:
                 typer.echo("asking", err=True)
-                cpu = _cpu_s(pid)
                 asked = await asyncio.gather(
                     *(
                         _ask(
@@ -118,6 +118,7 @@ async def _measure(
                                 order,
                                 url=ledger.url,
                                 chains_file=chains.name,
+                                coordinator_pid=pid,
                                 seed=number + 1,
                                 names=tuple(f"a{number}-{one}" for one in range(askers)),
                             )
@@ -125,8 +126,7 @@ async def _measure(
                         for number in range(processes)
                     )
                 )
-                cpu = _cpu_s(pid) - cpu
-    return _sum_up(asked, cpu) | {
+    return _sum_up(asked) | {
         "hash_bytes": size,
         "asking_processes": processes,
         "asking_nodes": processes * askers,
@@ -152,16 +152,7 @@ async def _coordinator(ledger: JetStreamLedger) -> AsyncIterator[int]:
             raise KVFerryError(f"the coordinator ended with code {process.returncode}")
 
 
-def _cpu_s(pid: int) -> float:
-    """Processor time of a process so far; 0 where it cannot be told."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _sum_up(asked: list[Asked], coordinator_cpu_s: float) -> dict[str, Any]:
+def _sum_up(asked: list[Asked]) -> dict[str, Any]:
     took = sorted(one for each in asked for one in each.took_ms)
     if not took:
         raise KVFerryError(f"no plan was answered: {[one.misses for one in asked]}")
@@ -170,12 +161,14 @@ def _sum_up(asked: list[Asked], coordinator_cpu_s: float) -> dict[str, Any]:
         for why, count in each.misses.items():
             misses[why] = misses.get(why, 0) + count
     total = sum(one.asked for one in asked)
+    plans_per_s = sum(len(one.took_ms) / one.span_s for one in asked)
+    coordinator_share = statistics.mean(one.coordinator_cpu_s / one.span_s for one in asked)
     return {
         "plan_ms_p50": round(percentile(took, 0.50), 3),
         "plan_ms_p99": round(percentile(took, 0.99), 3),
         "plan_ms_p999": round(percentile(took, 0.999), 3),
         "plan_ms_max": round(took[-1], 3),
-        "plans_per_s": round(sum(len(one.took_ms) / one.span_s for one in asked), 1),
+        "plans_per_s": round(plans_per_s, 1),
         "asked": total,
         "unanswered": total - len(took),
         "beyond_deadline": sum(one > DEADLINE_MS for one in took),
@@ -183,5 +176,6 @@ def _sum_up(asked: list[Asked], coordinator_cpu_s: float) -> dict[str, Any]:
         "misses": misses,
         "asking_late_ms_p99": round(max(one.late_ms_p99 for one in asked), 3),
         "asking_cpu_share": round(sum(one.cpu_s / one.span_s for one in asked), 3),
-        "coordinator_cpu_s": round(coordinator_cpu_s, 2),
+        "coordinator_cpu_share": round(coordinator_share, 3),
+        "coordinator_us_per_plan": round(1e6 * coordinator_share / plans_per_s),
     }

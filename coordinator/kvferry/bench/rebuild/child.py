@@ -29,6 +29,8 @@ class Started(msgspec.Struct, kw_only=True):
 
     took_s: float
     """From connecting to the ledger until state and index are at its end."""
+    cpu_s: float
+    """Of this process, meanwhile."""
     position: int
     digest: str
     offers: int
@@ -41,14 +43,14 @@ class Started(msgspec.Struct, kw_only=True):
 
 async def start(url: str, how: str) -> Started:
     """Do what a coordinator does when it starts, and tell."""
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     ledger = await connect(url, name="kvferry-bench-start")
     projector = Projector(ledger, ledger)
     running = asyncio.create_task(projector.run())
     try:
         last = (await ledger.bounds(FACTS_STREAM)).last
         await projector.reached(last, WAIT_S)
-        took_s = time.perf_counter() - begun
+        took_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
         write_s = await _write(ledger, projector) if how == WRITE else 0.0
     finally:
         running.cancel()
@@ -57,6 +59,7 @@ async def start(url: str, how: str) -> Started:
     state = projector.state
     return Started(
         took_s=took_s,
+        cpu_s=cpu_s,
         write_s=write_s,
         position=state.position,
         digest=digest(state),

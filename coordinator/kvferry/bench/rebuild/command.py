@@ -103,6 +103,8 @@ async def _measure(shape: Shape, events: int, runs: int, folder: Path | None) ->
         "snapshot_s": round(statistics.median(one.took_s for one in loads), 3),
         "replay_runs_s": [round(one.took_s, 3) for one in replays],
         "snapshot_runs_s": [round(one.took_s, 3) for one in loads],
+        "replay_cpu_s": round(statistics.median(one.cpu_s for one in replays), 3),
+        "snapshot_cpu_s": round(statistics.median(one.cpu_s for one in loads), 3),
         "snapshot_write_s": round(writer.write_s, 3),
         "block_events": written.block_events,
         "facts": written.facts,
