@@ -70,6 +70,7 @@ chaos: setup-engine
 	$(BIN)/python -m tests.chaos.long $(ARGS)
 
 bench: setup-engine
+	@for name in outbox plan rebuild index; do echo "== $$name" >&2; $(BIN)/kvferry bench $$name --json - || exit 1; done
 	@for file in tests/bench/bench_*.py; do echo "== $$file" >&2; $(BIN)/python -m tests.bench.$$(basename $$file .py) || exit 1; done
 
 clean:
