@@ -131,29 +131,29 @@ class HostTable:
         missing = count - len(self._free)
         if missing > 0:
             self._make_room(missing, pinned(), now_s, sparing, taken)
-        for _ in range(min(count, len(self._free))):
-            taken.slots.append(self._free.pop())
+        free, given = self._free, min(count, len(self._free))
+        if given:
+            taken.slots[:] = free[: -given - 1 : -1]
+            del free[-given:]
         return taken
 
-    def fill(self, slot: int, chain_hash: bytes) -> bool:
-        """The block is in the slot now; False, and the slot is free, if another has it already."""
-        if chain_hash in self._slot_of:
-            self._free.append(slot)
-            return False
-        self._slot_of[chain_hash] = slot
-        self._holds[slot] = chain_hash
-        return True
+    def fill(self, slots: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """``slots[i]`` has ``hashes[i]`` now, which no other slot has."""
+        held = self._holds
+        self._slot_of.update(zip(hashes, slots, strict=True))
+        for slot, chain_hash in zip(slots, hashes, strict=True):
+            held[slot] = chain_hash
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Nothing was copied into these."""
         self._free.extend(slots)
 
-    def grow(self, run_id: str, hashes: Iterable[bytes]) -> None:
+    def grow(self, run_id: str, hashes: Sequence[bytes]) -> None:
         """The run has these blocks too, which are held and follow those that it has."""
-        run = self._runs[run_id]
+        uses, slot_of = self._uses, self._slot_of
         for chain_hash in hashes:
-            self._uses[self._slot_of[chain_hash]] += 1
-            run.hashes.append(chain_hash)
+            uses[slot_of[chain_hash]] += 1
+        self._runs[run_id].hashes.extend(hashes)
 
     def settle(self, run_id: str) -> tuple[HostRun | None, set[str]]:
         """The run is whole, and those end that it covers: the run, and the names of these.
