@@ -59,7 +59,7 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         """Milliseconds; None while nothing was observed."""
         if not self.n:
             return None
-        return sum(c * part for c, part in zip(self.coefficients, parts, strict=True))
+        return _product(self.coefficients, parts)
 
     def doubt(self, parts: Sequence[float]) -> float:
         """Relative standard error of a prediction, apart from the noise of one time: large for
@@ -81,8 +81,9 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         # Written so that NaN fails too.
         if not TIME_MIN_MS <= time_ms <= TIME_MAX_MS:
             return False
-        if not all(0.0 <= part <= PART_MAX for part in parts):
-            return False
+        for part in parts:
+            if not 0.0 <= part <= PART_MAX:
+                return False
         expected = self.predict(parts)
         if expected is not None and expected > 0.0:
             time_ms = self._judge(parts, time_ms, expected, jump_after)
@@ -122,7 +123,7 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
             return LEVERAGE_MAX
         scaled = [part / expected for part in parts]
         solved = _solve(self.sums, scaled, range(len(parts)))
-        found = sum(a * b for a, b in zip(scaled, solved, strict=True))
+        found = _product(scaled, solved)
         # What rounding has eaten is not known either.
         return min(max(found, 0.0), LEVERAGE_MAX) if math.isfinite(found) else LEVERAGE_MAX
 
@@ -160,6 +161,15 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         return sums
 
 
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    """The sum of the products. Added up plainly: ``sum`` rounds otherwise from Python 3.12 on, and
+    replicas of one ledger may run on different ones."""
+    total = 0.0
+    for at, value in enumerate(one):
+        total += value * other[at]
+    return total
+
+
 def _coefficients(sums: Sequence[float], times: Sequence[float]) -> list[float]:
     """The fit: no coefficient negative, and the first growing one not next to nothing."""
     count = len(times)
@@ -187,20 +197,28 @@ def _solve(sums: Sequence[float], times: Sequence[float], used: Sequence[int]) -
         rows[at][at] *= 1.0 + 1e-6
     size = len(used)
     for at in range(size):
-        pivot = max(range(at, size), key=lambda row: abs(rows[row][at]))
+        pivot = at
+        for row in range(at + 1, size):
+            if abs(rows[row][at]) > abs(rows[pivot][at]):
+                pivot = row
         rows[at], rows[pivot] = rows[pivot], rows[at]
-        head = rows[at][at]
+        first = rows[at]
+        head = first[at]
         if abs(head) < 1e-300:
             continue
         for below in range(at + 1, size):
-            factor = rows[below][at] / head
+            under = rows[below]
+            factor = under[at] / head
             for column in range(at, size + 1):
-                rows[below][column] -= factor * rows[at][column]
+                under[column] -= factor * first[column]
     found = [0.0] * size
-    for at in reversed(range(size)):
-        head = rows[at][at]
-        rest = rows[at][size] - sum(rows[at][c] * found[c] for c in range(at + 1, size))
-        found[at] = rest / head if abs(head) >= 1e-300 else 0.0
+    for at in range(size - 1, -1, -1):
+        row_at = rows[at]
+        known = 0.0
+        for column in range(at + 1, size):
+            known += row_at[column] * found[column]
+        head = row_at[at]
+        found[at] = (row_at[size] - known) / head if abs(head) >= 1e-300 else 0.0
     solved = [0.0] * count
     for at, part in enumerate(used):
         solved[part] = found[at]
