@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kvferry.core.applied import Applied
 from kvferry.core.events import Evicted, NodeJoined
-from kvferry.core.held import HeldFilter
+from kvferry.core.held import BITS_EACH, BITS_MAX, HeldFilter
 from kvferry.core.messages import Held, encode, held_subject
 from kvferry.daemon.projector import Projector
 from kvferry.errors import LedgerError
@@ -32,6 +32,10 @@ SLICE = 2_000
 """Hashes that a rebuild adds before plans get their turn again."""
 ADDED_MAX = 8_192
 """New hashes in one message, 64 KiB."""
+SAMPLES_MAX = 4 * BITS_MAX // BITS_EACH
+"""A space that holds more than these 1,048,576 hashes (8 million blocks of 16 tokens) is told
+nothing, so that its nodes ask for every plan: the set would say a wrong yes to one question in six
+and ever more, and to build it again would take the leader a second out of ten."""
 
 
 class _Space:
@@ -114,6 +118,17 @@ class HeldTeller:
             term = self._leads(name)
             if not term:
                 self._spaces.pop(name, None)
+                continue
+            samples = self._projector.index.space(name).samples()
+            if samples > SAMPLES_MAX:
+                if self._spaces.pop(name, None) is not None:
+                    log.warning(
+                        "space %s holds %d sampled hashes, more than its nodes can be told of "
+                        "(%d): they ask for every plan from now on",
+                        name,
+                        samples,
+                        SAMPLES_MAX,
+                    )
                 continue
             space = self._spaces.get(name)
             if space is None:

@@ -111,3 +111,22 @@ async def test_a_full_set_grows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(view.lacks(one) for talk in talks for one in sampled(talk))
         strangers = [chain(f"other-{number}", STRIDE)[-1] for number in range(1000)]
         await until(lambda: sum(view.lacks(one) for one in strangers) > 950, "room for all")
+
+
+async def test_a_space_that_holds_more_than_can_be_told_falls_silent_and_speaks_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(held, "SAMPLES_MAX", len(sampled(ONE)))
+    log = MemoryLog()
+    d0 = FakeNode(log, "d0")
+    async with running(log, silent_after_s=60.0) as coordinator, listening(log) as view:
+        await d0.join()
+        await d0.facts(offer("d.1", ONE))
+        await until(lambda: view.lacks(TWO[STRIDE - 1]), "as many as can be told")
+        await settled(coordinator, await d0.facts(offer("d.2", TWO)))
+        await until(lambda: not view.lacks(TWO[STRIDE - 1]), "it is not trusted any more")
+        assert not view.lacks(chain("three", 64)[STRIDE - 1]), "everything is asked for"
+        assert "more than its nodes can be told of" in caplog.text
+        await d0.facts(Evicted(offer="d.1", rev=2, keep=0, reason="reuse", count=64))
+        await until(lambda: view.lacks(ONE[STRIDE - 1]), "it speaks again")
+        assert not any(view.lacks(one) for one in sampled(TWO))
