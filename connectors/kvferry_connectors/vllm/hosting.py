@@ -12,8 +12,10 @@ import itertools
 import logging
 import time
 
+from kvferry.node.export.host_copies import LoadCost
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.host import HostTier
 from kvferry_connectors.vllm.joined import Joined
@@ -52,6 +54,8 @@ class Hosting:
         """Slots that a load copies from, by transfer."""
         self._joined: Joined | None = None
         self._block_size = 1
+        self._advice: AdviceView | None = None
+        self._cost = LoadCost()
         self.tier: HostTier | None = None
 
     # --- a request --------------------------------------------------------------------------
@@ -71,6 +75,10 @@ class Hosting:
             pull.granted = stop  # Asked again: the cache or the tier may have changed.
             return
         if self._pulls.too_little(tracked, stop, local_tokens):
+            return
+        if self._dear(stop - first):
+            if pull is None:
+                tracked.miss = "too_dear"
             return
         if pull is not None and not self._better(tracked, pull, stop):
             return
@@ -92,6 +100,9 @@ class Hosting:
         if self.tier is None or slots is None:
             return
         damaged = any(result.reason == "digest" for result in tracked.results)
+        if all(result.ok for result in tracked.results):
+            slowest_ms = max(result.total_ms for result in tracked.results)
+            self._cost.noted(len(slots), slowest_ms, time.monotonic())
         start = tracked.start_block
         hashes = tracked.hashes[start : start + len(slots)]
         self.tier.release(slots, hashes if damaged else ())
@@ -116,6 +127,7 @@ class Hosting:
     def _begin(self, joined: Joined, exports: Exports) -> None:
         """The ranks are known: make the tier, if they have room for one."""
         self._joined, self._block_size = joined, joined.block_size
+        self._advice = exports.leasing.advice
         if not joined.host_slots:
             return
         if not exports.caching:
@@ -141,6 +153,14 @@ class Hosting:
         if pull.state is PullState.LOOKING and not pull.cancelled:
             return bool(self._looker.spared(tracked, stop * self._block_size))
         return True
+
+    def _dear(self, blocks: int) -> bool:
+        """Whether computing so many blocks is thought faster than copying them."""
+        advice = self._advice
+        if advice is None or not advice.term:
+            return False  # Nobody has told what computing takes here.
+        copy_ms = self._cost.ms(blocks, time.monotonic())
+        return copy_ms > advice.saved_ms(blocks * self._block_size)
 
     def _take(self, tracked: Tracked, stop: int) -> None:
         self._pulls.drop(tracked, "unused")

@@ -8,6 +8,12 @@ WAITING_MAX = 256
 """Chains that may wait to be copied; one more is not copied at all."""
 
 
+FORGET_S = 60.0
+"""So that what was dear once is tried again."""
+DECAY = 0.25
+"""Weight of a load in the mean."""
+
+
 class ToHost:
     """A chain to copy: block ``blocks[i]`` of the engine holds ``hashes[i]``.
 
@@ -78,3 +84,24 @@ class Pace:
     def passed(self, size: int, now_s: float) -> None:
         """A piece of ``size`` bytes went."""
         self._next_s = max(now_s, self._next_s) + size / self._bytes_per_s
+
+
+class LoadCost:
+    """What loads from the host tier take: a decayed mean, which is forgotten when it is old."""
+
+    def __init__(self) -> None:
+        self._block_ms = 0.0
+        self._noted_s = float("-inf")
+
+    def noted(self, blocks: int, took_ms: float, now_s: float) -> None:
+        """A load of so many blocks took so long."""
+        if blocks <= 0:
+            return
+        known = self._block_ms if now_s - self._noted_s < FORGET_S else 0.0
+        new_ms = took_ms / blocks
+        self._block_ms = known + DECAY * (new_ms - known) if known else new_ms
+        self._noted_s = now_s
+
+    def ms(self, blocks: int, now_s: float) -> float:
+        """What a load of so many blocks will take; 0 while nothing recent is known."""
+        return blocks * self._block_ms if now_s - self._noted_s < FORGET_S else 0.0
