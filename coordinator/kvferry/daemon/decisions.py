@@ -157,12 +157,14 @@ class Decider:
         last = await self._log.last_of_subject(coord_subject(space))
         seq = last.seq if last is not None else 0
         await self._projector.reached(seq, self._timeout_s)
-        if self.leads(space):
+        if self.leads(space) and seq > 0:
             self._held[space] = (self._held[space][0], seq)
             return
+        # Where the stream has dropped every decision, a later leader's may have been among them.
         known = self._space(space)
         held = self._held.pop(space, None)
-        if held is not None and known.leader == self._standing.replica:
+        others = held is not None and known.term != held[0]
+        if others and known.leader == self._standing.replica:
             self._standing.leading = False
             log.error(
                 "another coordinator also calls itself %s and took space %s; give each its own "

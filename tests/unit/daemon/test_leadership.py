@@ -106,6 +106,24 @@ async def test_no_term_is_given_twice_where_the_stream_lost_its_beginning() -> N
         assert elected < second.decider.term() <= (await log.bounds(FACTS_STREAM)).last
 
 
+async def test_a_lead_is_taken_anew_where_the_stream_dropped_every_decision() -> None:
+    log = MemoryLog(StreamLimits(facts_max_bytes=3_000))
+    node = FakeNode(log, "p0")
+    await node.join()
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
+        elected = coordinator.decider.term()
+        while await decisions(log):
+            await node.facts(*[NodeClosed(incarnation="other")] * 20)
+        # Another replica may have led meanwhile: nothing in the stream says that none did.
+        await ask(log, coordinator, verb="pause")
+        (_, term, first), *rest = await decisions(log)
+        assert first == LeaderElected(term=term, replica="c-a")
+        assert term > elected
+        assert [type(event) for _, _, event in rest] == [PolicySet]
+        assert coordinator.standing.leading
+
+
 async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:
     log = MemoryLog()
     await FakeNode(log, "p0").join()
@@ -183,21 +201,21 @@ def test_who_could_not_hear_others_stands_down_and_listens_first() -> None:
     standing = Standing("c-a", 1.0, clock=lambda: now)
     standing.heard(Announce(replica="c-b", term=0, leader=False, position=0))
     now += 1.0
-    standing.note(True)
+    standing.note(True, 1)
     now += 0.9
-    standing.note(True)
+    standing.note(True, 1)
     assert not standing.update(1, fresh=False), "that was a pause: it listens anew"
     now += 0.2
     assert standing.update(1, fresh=False)
     now += 0.7
-    standing.note(True)
+    standing.note(True, 1)
     assert standing.leading, "a short pause"
     for _ in range(9):
         now += 0.1
-        standing.note(False)
+        standing.note(False, 1)
     assert standing.leading, "a short loss of the connection"
     now += 0.2
-    standing.note(False)
+    standing.note(False, 1)
     assert not standing.leading
     # What c-b said long ago, that it does not lead, is no leave to take the lead from it now.
     standing.leading = True
