@@ -148,10 +148,16 @@ def _predicted(event: Requested) -> str:
 def _transferred(node: str, event: Transferred) -> str:
     blocks = f"{_n(event.count, 'block')} ({_n(event.tokens, 'token')}, {_size(event.bytes)})"
     checked = f", {_n(event.verified_blocks, 'block')} verified" if event.verified_blocks else ""
+    if event.source == node:
+        return (
+            f"{node} got {blocks} from its own host tier in {_ms(event.total_ms)}{checked}, "
+            f"transfer {event.transfer}"
+        )
+    host = f", {event.host_blocks} of them from its host tier," if event.host_blocks else ""
     stages = f"pin {_ms(event.pin_ms)}, read {_ms(event.read_ms)}, settle {_ms(event.settle_ms)}"
     return (
-        f"{node} got {blocks} from {event.source} over {event.backend} in {_ms(event.total_ms)}: "
-        f"{stages}{checked}, transfer {event.transfer}"
+        f"{node} got {blocks} from {event.source}{host} over {event.backend} in "
+        f"{_ms(event.total_ms)}: {stages}{checked}, transfer {event.transfer}"
     )
 
 

@@ -95,6 +95,39 @@ STORIES: list[tuple[Event, str]] = [
         "28 ms, settle 1 ms, 9 blocks verified, transfer t1",
     ),
     (
+        Transferred(
+            transfer="t2",
+            request="r2",
+            source="d0",
+            start=0,
+            count=20,
+            tokens=640,
+            bytes=655_360,
+            backend="peer_host",
+            total_ms=3,
+            host_blocks=13,
+        ),
+        "n0 got 20 blocks (640 tokens, 655.4 kB) from d0, 13 of them from its host tier, over "
+        "peer_host in 3 ms: pin 0 ms, read 0 ms, settle 0 ms, transfer t2",
+    ),
+    (
+        Transferred(
+            transfer="t3",
+            request="r3",
+            source="n0",
+            start=0,
+            count=13,
+            tokens=416,
+            bytes=425_984,
+            backend="host_copy",
+            total_ms=2,
+            host_blocks=13,
+            verified_blocks=13,
+        ),
+        "n0 got 13 blocks (416 tokens, 426.0 kB) from its own host tier in 2 ms, 13 blocks "
+        "verified, transfer t3",
+    ),
+    (
         TransferFailed(
             transfer="t1",
             request="r1",
