@@ -11,7 +11,7 @@ from kvferry.cli.times import duration, wall_ms
 Document = dict[str, Any]
 TOKEN_WORDS = (
     ("local", "already in the engine's own cache"),
-    ("pulled", "pulled from another node"),
+    ("pulled", "pulled from another node, or from the own host tier"),
     ("computed", "computed"),
 )
 
