@@ -26,7 +26,9 @@ Examples:
 
   kvferry bench link
 
-  kvferry bench link --help
+  kvferry bench plan --help
+
+  kvferry bench rebuild --json rebuild.json
 """
 
 
