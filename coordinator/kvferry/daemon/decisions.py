@@ -7,6 +7,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from kvferry.core.commands import Command, TakeLead
@@ -25,6 +26,8 @@ from kvferry.ports.log import FACTS_STREAM, LogPort
 log = logging.getLogger("kvferry.daemon")
 
 CONFLICTS_MAX = 8
+CLAIMS_MAX = 64
+"""Terms of one space that are remembered as our own."""
 
 Perform = Callable[[Effect], Awaitable[None]]
 
@@ -61,6 +64,8 @@ class Decider:
         self._seq = itertools.count(1)
         self._locks: dict[str, asyncio.Lock] = {}
         self._held: dict[str, tuple[int, int]] = {}
+        self._claimed: dict[str, deque[int]] = {}
+        """Terms that this process stood for by space, whatever came of it."""
 
     def term(self) -> int:
         """The highest term that this replica holds."""
@@ -157,14 +162,15 @@ class Decider:
         last = await self._log.last_of_subject(coord_subject(space))
         seq = last.seq if last is not None else 0
         await self._projector.reached(seq, self._timeout_s)
-        if self.leads(space) and seq > 0:
-            self._held[space] = (self._held[space][0], seq)
+        known = self._space(space)
+        ours = known.leader == self._standing.replica
+        # An election whose answer was lost may be stored all the same, and late.
+        if ours and known.term in self._claimed.get(space, ()) and seq > 0:
+            self._held[space] = (known.term, seq)
             return
         # Where the stream has dropped every decision, a later leader's may have been among them.
-        known = self._space(space)
         held = self._held.pop(space, None)
-        others = held is not None and known.term != held[0]
-        if others and known.leader == self._standing.replica:
+        if held is not None and ours and known.term not in self._claimed.get(space, ()):
             self._standing.leading = False
             log.error(
                 "another coordinator also calls itself %s and took space %s; give each its own "
@@ -186,6 +192,7 @@ class Decider:
         events = tuple(event for _, event in decision.events)
         term = max(self._space(space).term, above) + 1
         self._held[space] = (term, last)
+        self._claimed.setdefault(space, deque(maxlen=CLAIMS_MAX)).append(term)
         await self._append(space, term, events)
         log.info("leading space %s with term %d", space, term)
 
