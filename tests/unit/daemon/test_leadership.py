@@ -12,7 +12,7 @@ from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import LeaderElected, NodeClosed, PolicySet
 from kvferry.core.messages import Announce
 from kvferry.daemon.standing import NotLeader, Standing
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, LedgerUnavailable
 from kvferry.ledger.codec import decode, encode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.streams import StreamLimits
@@ -121,6 +121,46 @@ async def test_a_lead_is_taken_anew_where_the_stream_dropped_every_decision() ->
         assert first == LeaderElected(term=term, replica="c-a")
         assert term > elected
         assert [type(event) for _, _, event in rest] == [PolicySet]
+        assert coordinator.standing.leading
+
+
+class LateLog(MemoryLog):
+    """The first election gets lost on its way, and arrives just before the second."""
+
+    def __init__(self, limits: StreamLimits) -> None:
+        super().__init__(limits)
+        self.late: dict[str, object] | None = None
+        self.elections = 0
+
+    async def append(
+        self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
+    ) -> int:
+        if subject == coord_subject(SPACE):
+            self.elections += 1
+            if self.elections == 1:
+                self.late = {"message_id": message_id, "expected_last": expected_last, "data": data}
+                raise LedgerUnavailable("no answer")
+            if self.late is not None:
+                late, self.late = self.late, None
+                await super().append(subject, **late)  # type: ignore[arg-type]
+        return await super().append(
+            subject, data, message_id=message_id, expected_last=expected_last
+        )
+
+
+async def test_an_election_that_is_stored_late_is_no_namesakes() -> None:
+    log = LateLog(StreamLimits(facts_max_bytes=3_000))
+    node = FakeNode(log, "p0")
+    await node.join()
+    while (await log.bounds(FACTS_STREAM)).first == 1:
+        await node.facts(*[NodeClosed(incarnation="other")] * 20)
+    async with running(log, replica="c-a") as coordinator:
+        await until(lambda: log.elections == 1, "it stands for election")
+        # The stream grows, so that the next election is for another term.
+        await node.facts(NodeClosed(incarnation="other"))
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads by the late one")
+        assert log.elections == 2
+        await ask(log, coordinator, verb="pause")
         assert coordinator.standing.leading
 
 
