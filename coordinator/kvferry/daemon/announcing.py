@@ -49,7 +49,7 @@ class Announcer:
     async def tell_replicas(self) -> None:
         """Until cancelled."""
         while True:
-            self._standing.note(self._bus.connected())
+            self._standing.note(self._bus.connected(), self._decider.term())
             if self._projector.loaded:
                 await self._say(REPLICAS_SUBJECT)
             await asyncio.sleep(self._replicas_every_s)

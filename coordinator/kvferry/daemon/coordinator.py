@@ -175,7 +175,7 @@ class Coordinator:
         except LedgerError as error:
             log.info("cannot see the ledger's end: %s", error)
             return
-        if not self.projector.loaded or self.projector.lag_ms() > LAG_MAX_MS:
+        if not self.projector.level.is_set() or self.projector.lag_ms() > LAG_MAX_MS:
             return
         await self._lead_spaces()
         await self.liveness.check()

@@ -74,11 +74,12 @@ class Standing:
         """Nothing could be heard for a while: listen for a full period again before taking over."""
         self._listening_since = self._clock()
 
-    def note(self, connected: bool) -> None:
-        """Say several times a second whether others can be heard now.
+    def note(self, connected: bool, term: int) -> None:
+        """Say several times a second whether others can be heard now, and our highest term.
 
-        Who could not hear them for the takeover time, because it was cut off or its process was
-        stopped, has been replaced for all it knows: it stands down and listens first.
+        Who hears of a higher one stands down, whatever else waits for the ledger. Who could not
+        hear others for the takeover time, because it was cut off or its process was stopped, has
+        been replaced for all it knows: it stands down and listens first.
         """
         now = self._clock()
         deaf = now - self._could_hear_at >= self._takeover_after_s
@@ -89,6 +90,7 @@ class Standing:
             self.leading = False
         if connected:
             self._could_hear_at = now
+        self._yield(term)
 
     def others(self) -> list[Announce]:
         """Replicas that were heard within the takeover time."""
@@ -107,17 +109,18 @@ class Standing:
             term: the highest term that this replica holds in any space.
             fresh: no space has had a leader yet, so nobody has to be waited for.
         """
-        rival = self.rival()
         if self.leading:
-            if rival is not None and _rank(rival) > (term, self.replica):
-                log.info(
-                    "coordinator %s leads with term %d; standing by", rival.replica, rival.term
-                )
-                self.leading = False
-        elif rival is None and (fresh or self.listened()):
+            self._yield(term)
+        elif self.rival() is None and (fresh or self.listened()):
             log.info("no other coordinator leads; %s takes over", self.replica)
             self.leading = True
         return self.leading
+
+    def _yield(self, term: int) -> None:
+        rival = self.rival()
+        if self.leading and rival is not None and _rank(rival) > (term, self.replica):
+            log.info("coordinator %s leads with term %d; standing by", rival.replica, rival.term)
+            self.leading = False
 
     def listened(self) -> bool:
         """Whether silence has lasted long enough to mean something."""
