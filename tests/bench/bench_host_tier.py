@@ -10,7 +10,9 @@ tables of the size of a real engine's, in this process, with no worker.
 
 ``turns``: an engine on CPU whose cache is too small for its conversations. Turns alternate between
 one engine with a host tier and one without; ``ttft_ratio`` is recompute ÷ host tier of the second
-turns' medians, ``pulled_share`` what part of their prompts came from the tier.
+turns' medians, ``pulled_share`` what part of their prompts came from the tier. ``others_ratio`` is
+how much longer the requests take that share nothing and press the blocks out of the cache: on the
+engine with a tier copies go on beside them.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def tier(present: dict[int, bytes], outbox: Outbox) -> HostTier:
 def step_cost(blocks: int) -> dict[str, float]:
     """Order a piece of ``blocks`` blocks and take it in: microseconds of both together."""
     present: dict[int, bytes] = {}
-    outbox = Outbox()
+    outbox = Outbox(translate=lambda item: ())
     made = tier(present, outbox)
     samples = []
     for nth in range(REPEATS):
@@ -143,25 +145,33 @@ def turns(rounds: int) -> dict[str, Any]:
 
 def _turns(engines: dict[str, EngineProcess], rounds: int) -> dict[str, Any]:
     took: dict[str, list[float]] = {name: [] for name in engines}
+    others: dict[str, list[float]] = {name: [] for name in engines}
     pulled = []
     for nth in range(rounds):
         for name, engine in engines.items():
             text = prompt(nth, PROMPT)
             first = engine.run(f"{nth}-1", text, tokens=ANSWER)
+            began = time.perf_counter()
             for other in range(4):
                 engine.run(f"{nth}-o{other}", prompt(10_000 + 10 * nth + other, PROMPT), tokens=4)
+            others[name].append((time.perf_counter() - began) * 1000)
             longer = text + first.tokens + prompt(50_000 + nth, SAID)
             began = time.perf_counter()
             second = engine.run(f"{nth}-2", longer, tokens=1)
             took[name].append((time.perf_counter() - began) * 1000)
             if name == "hosted":
                 pulled.append(second.report["pulled"] / len(longer))
+    ratios = [on / off for on, off in zip(others["hosted"], others["bare"], strict=True)]
     medians = {name: statistics.median(samples) for name, samples in took.items()}
     return {
         "rounds": rounds,
         "ttft_ms": {name: round(ms, 1) for name, ms in medians.items()},
         "ttft_ratio": round(medians["bare"] / medians["hosted"], 2),
         "pulled_share": round(statistics.median(pulled), 3),
+        "others_ratio": {
+            "median": round(statistics.median(ratios), 3),
+            "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)[::2]],
+        },
     }
 
 

@@ -33,6 +33,10 @@ KEPT_OUT = frozenset({"unshareable", "reuse_off", "policy_unset", "paused"})
 """Misses of requests that must not be served from elsewhere than the engine's own cache."""
 
 
+DEAR_RATIO = 2.0
+"""Copies must take so many times longer than computing before the tier is left alone."""
+
+
 class Hosting:
     """The host tier of one engine, if it has one. All methods run on the engine thread."""
 
@@ -101,7 +105,7 @@ class Hosting:
             return
         damaged = any(result.reason == "digest" for result in tracked.results)
         if all(result.ok for result in tracked.results):
-            slowest_ms = max(result.total_ms for result in tracked.results)
+            slowest_ms = max(result.read_ms for result in tracked.results)
             self._cost.noted(len(slots), slowest_ms, time.monotonic())
         start = tracked.start_block
         hashes = tracked.hashes[start : start + len(slots)]
@@ -155,12 +159,12 @@ class Hosting:
         return True
 
     def _dear(self, blocks: int) -> bool:
-        """Whether computing so many blocks is thought faster than copying them."""
+        """Whether computing so many blocks is thought clearly faster than copying them."""
         advice = self._advice
         if advice is None or not advice.term:
             return False  # Nobody has told what computing takes here.
         copy_ms = self._cost.ms(blocks, time.monotonic())
-        return copy_ms > advice.saved_ms(blocks * self._block_size)
+        return copy_ms > DEAR_RATIO * advice.saved_ms(blocks * self._block_size)
 
     def _take(self, tracked: Tracked, stop: int) -> None:
         self._pulls.drop(tracked, "unused")

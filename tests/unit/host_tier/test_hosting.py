@@ -183,7 +183,7 @@ def test_an_answer_follows_the_tier_and_the_cache(side: Side) -> None:
 def test_a_tier_that_is_slower_than_computing_is_left_alone_for_a_while(side: Side) -> None:
     one = tracked("a", HASHES)
     side.load(one)
-    one.results = [result(count=HELD, total_ms=50.0)]
+    one.results = [result(count=HELD, read_ms=50.0, total_ms=60.0)]
     side.hosting.loaded(one)
     assert one.pull is not None
     side.pulls.end(one, outcome(one, one.pull, block_size=BLOCK, verify="off"))
@@ -192,17 +192,20 @@ def test_a_tier_that_is_slower_than_computing_is_left_alone_for_a_while(side: Si
     dear = tracked("c", HASHES)
     assert side.ask(dear) == 0
     assert dear.miss == "too_dear"
-    side.advice.saved_ms = lambda tokens: 51.0
+    side.advice.saved_ms = lambda tokens: 26.0
     assert side.ask(tracked("d", HASHES)) == HELD * BLOCK
 
 
-def test_what_loads_take_is_a_mean_and_is_forgotten() -> None:
+def test_what_copies_take_is_the_fastest_of_late() -> None:
     cost = LoadCost()
     assert cost.ms(10, 0.0) == 0.0
-    cost.noted(10, 20.0, 0.0)
-    assert cost.ms(5, 1.0) == 10.0
-    cost.noted(10, 60.0, 1.0)
-    assert 10.0 < cost.ms(5, 1.0) < 30.0
-    assert cost.ms(5, 1.0 + FORGET_S) == 0.0
-    cost.noted(0, 5.0, 200.0)
-    assert cost.ms(1, 200.0) == 0.0
+    cost.noted(10, 60.0, 0.0)
+    assert cost.ms(5, 1.0) == 30.0
+    cost.noted(10, 20.0, 1.0)
+    cost.noted(10, 90.0, 2.0)
+    assert cost.ms(5, 2.0) == 10.0
+    cost.noted(10, 90.0, 1.0 + FORGET_S)
+    assert cost.ms(5, 1.0 + FORGET_S) == 45.0
+    assert cost.ms(5, 1.0 + 2 * FORGET_S) == 0.0
+    cost.noted(0, 5.0, 500.0)
+    assert cost.ms(1, 500.0) == 0.0

@@ -10,8 +10,6 @@ WAITING_MAX = 256
 
 FORGET_S = 60.0
 """So that what was dear once is tried again."""
-DECAY = 0.25
-"""Weight of a load in the mean."""
 
 
 class ToHost:
@@ -87,21 +85,23 @@ class Pace:
 
 
 class LoadCost:
-    """What loads from the host tier take: a decayed mean, which is forgotten when it is old."""
+    """What copies out of the host tier take: the fastest of late, by the block.
+
+    The fastest, for what held up one of them need not hold up the next.
+    """
 
     def __init__(self) -> None:
         self._block_ms = 0.0
         self._noted_s = float("-inf")
 
-    def noted(self, blocks: int, took_ms: float, now_s: float) -> None:
-        """A load of so many blocks took so long."""
+    def noted(self, blocks: int, copy_ms: float, now_s: float) -> None:
+        """So many blocks were copied in this time."""
         if blocks <= 0:
             return
-        known = self._block_ms if now_s - self._noted_s < FORGET_S else 0.0
-        new_ms = took_ms / blocks
-        self._block_ms = known + DECAY * (new_ms - known) if known else new_ms
-        self._noted_s = now_s
+        known = self._block_ms if now_s - self._noted_s < FORGET_S else float("inf")
+        if copy_ms / blocks <= known:
+            self._block_ms, self._noted_s = copy_ms / blocks, now_s
 
     def ms(self, blocks: int, now_s: float) -> float:
-        """What a load of so many blocks will take; 0 while nothing recent is known."""
+        """What copying so many blocks will take; 0 while nothing recent is known."""
         return blocks * self._block_ms if now_s - self._noted_s < FORGET_S else 0.0
