@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300
+LIMIT_S = 540
 JOBS = "2"
 
 

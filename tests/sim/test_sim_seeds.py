@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sim.running import sim
 
-SEEDS = {"peers": 30, "ledger": 12}
+SEEDS = {"peers": 24, "ledger": 10}
 HAPPENS = {
     "peers": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
     "ledger": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from tests.sim.bugs.found import FOUND_BUGS
 from tests.sim.bugs.ledger import LEDGER_BUGS
 from tests.sim.bugs.peers import PEER_BUGS
 
-BUGS = {bug.name: bug for bug in (*PEER_BUGS, *LEDGER_BUGS)}
+BUGS = {bug.name: bug for bug in (*PEER_BUGS, *LEDGER_BUGS, *FOUND_BUGS)}

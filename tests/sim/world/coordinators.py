@@ -31,10 +31,17 @@ class Replica:
         self.process.rng.seed(f"{kernel.seed}/{name}/{life}")
         self.coordinator: Coordinator | None = None
         self.digests: dict[int, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         kernel.spawn(self.process, f"{name}:main", self._main)
 
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        if self._loop is not None and self.coordinator is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.coordinator._stop.set)
+
     def _main(self) -> None:
-        asyncio.new_event_loop().run_until_complete(self._live())
+        self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self._live())
 
     async def _live(self) -> None:
         connection = Connection(self._server)

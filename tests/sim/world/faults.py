@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tests.sim.world.world import World
 
 
+STOP_S_MAX = 40.0
+"""A node that stops first answers what it was asked, and may wait for transfers and peers."""
+
+
 class Fate:
     """Strikes while the run is busy, then lets everything heal."""
 
@@ -25,11 +29,14 @@ class Fate:
             "part": self._part,
             "freeze": self._freeze,
             "kill": self._kill,
+            "stop": self._stop,
+            "twin": self._twin,
             "reset_cache": self._reset_cache,
             "jump": self._jump,
             "part_ledger": lambda: self._part_from_ledger(self._node()),
             "part_coordinator": lambda: self._part_from_ledger(self._replica()),
             "kill_coordinator": self._kill_coordinator,
+            "stop_coordinator": self._stop_coordinator,
             "freeze_coordinator": self._freeze_coordinator,
             "tear_snapshot": self._tear_snapshot,
             "pause_space": self._pause_space,
@@ -73,6 +80,28 @@ class Fate:
         self._world.kernel.sleep(self._span())
         self._world.start(name)
 
+    def _stop(self) -> None:
+        """A clean end, as of a rolling restart; what it was asked before is answered first."""
+        name, kernel = self._node(), self._world.kernel
+        node = self._world.nodes[name]
+        kernel.note("stop", name)
+        node.stop()
+        by_s = kernel.now_s + STOP_S_MAX
+        while node.process.alive and kernel.now_s < by_s:
+            kernel.sleep(0.1)
+        if node.process.alive:
+            self._world.violations.add("endings", f"{name} does not stop in {STOP_S_MAX} s")
+        self._world.start(name)
+
+    def _twin(self) -> None:
+        """Another process begins under a name that is in use; the older one goes on for a while."""
+        name = self._node()
+        older = self._world.nodes[name]
+        self._world.kernel.note("twin", name)
+        self._world.start(name)
+        self._world.kernel.sleep(self._span())
+        older.process.kill()
+
     def _reset_cache(self) -> None:
         name = self._node()
         self._world.kernel.note("reset", name)
@@ -96,6 +125,16 @@ class Fate:
             name = self._rng.choice(list(self._world.replicas))
             self._world.replicas[name].process.kill()
             self._world.kernel.sleep(self._span())
+            self._world.start_replica(name)
+
+    def _stop_coordinator(self) -> None:
+        """A clean end, with a last checkpoint and a goodbye."""
+        if self._world.replicas:
+            name, kernel = self._rng.choice(list(self._world.replicas)), self._world.kernel
+            kernel.note("stop", name)
+            self._world.replicas[name].stop()
+            kernel.sleep(self._span())
+            self._world.replicas[name].process.kill()
             self._world.start_replica(name)
 
     def _freeze_coordinator(self) -> None:

@@ -41,7 +41,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     lease_budget: float = 0.3
     lease_ms: int = 1_500
     faults_per_s: float = 1.5
-    fault_kinds: tuple[str, ...] = ("cut", "part", "freeze", "kill", "reset_cache", "jump")
+    fault_kinds: tuple[str, ...] = ("cut", "part", "freeze", "kill", "stop", "reset_cache", "jump")
     busy_s: float = 6.0
     """How long faults happen and new turns begin."""
     ledger: bool = False
@@ -96,9 +96,9 @@ def draw(seed: int, profile: str, given: dict[str, str]) -> Knobs:
             "batch_events": rng.choice((256, 2)),
             "busy_s": 8.0,
             "fault_kinds": (
-                "cut", "part", "freeze", "kill", "reset_cache", "jump",
-                "part_ledger", "kill_coordinator", "freeze_coordinator", "part_coordinator",
-                "tear_snapshot", "pause_space",
+                "cut", "part", "freeze", "kill", "stop", "twin", "reset_cache", "jump",
+                "part_ledger", "kill_coordinator", "stop_coordinator", "freeze_coordinator",
+                "part_coordinator", "tear_snapshot", "pause_space",
             ),
         }  # fmt: skip
     kinds = {name: type(value) for name, value in msgspec.structs.asdict(Knobs()).items()}
