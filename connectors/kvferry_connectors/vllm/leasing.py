@@ -115,11 +115,8 @@ class Leasing:
         """
         now_s, asked_ms = self._clock(), tracked.params.retain_ms
         memory = self._memory()
-        if tracked.params.end:
-            pinned = self._table.pinned_blocks
-            self._perform(self.retention.session_ended(tracked.scope, memory, pinned))
-            if not awaited:
-                return
+        if tracked.params.end and not awaited:
+            return  # Nobody comes back for it.
         chain = OfferedChain(
             key=offer,
             blocks=tuple(block_ids),
@@ -137,6 +134,11 @@ class Leasing:
             named=tracked.session,
         )
         self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
+
+    def session_ended(self, scope: str) -> None:
+        """A client said that its session is over; ``scope`` is its name within its tenant."""
+        pinned = self._table.pinned_blocks
+        self._perform(self.retention.session_ended(scope, self._memory(), pinned))
 
     def each_step(self, needed: int, tokens: int, filled: int = 0) -> None:
         """Once a step: keep account of the pool, end and renew leases, save what is in danger.

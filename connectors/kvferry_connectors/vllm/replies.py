@@ -38,6 +38,8 @@ class Replies:
     ) -> dict[str, Any] | None:
         """Offer, and lease what another engine is about to read; returns the signed hint."""
         joined, exports = self._joiner.joined, self.exports
+        if exports is not None and tracked.params.end:
+            exports.leasing.session_ended(tracked.scope)
         if joined is None or exports is None or blocks == 0 or not tracked.shareable:
             return None
         handover = tracked.params.handover or request.max_tokens == 1

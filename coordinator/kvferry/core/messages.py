@@ -105,13 +105,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled short hashes, as :func:`kvferry.ids.short_hashes` packs, that are offered now."""
 
 
+SAVED_UNKNOWN = (40.0, 0.0)
+"""What a hit spares while nothing was learned: about that of 8 B parameters on one GPU."""
+
+
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Leader to all nodes of a space: what its sessions are like. A node without it has a prior."""
 
     replica: str
     term: int
     gaps: GapModel
-    saved: tuple[float, float] = (1.0, 0.0)
+    saved: tuple[float, float] = SAVED_UNKNOWN
     """What a hit spares: milliseconds per 1,000 tokens, and what each further 1,000 add to that."""
     host_blocks: dict[str, int] = {}
     """Size of the host tier of each node that has one, so that all come to the same keeper."""

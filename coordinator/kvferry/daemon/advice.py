@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from kvferry.core.applied import Applied
 from kvferry.core.cost import PrefillCost
 from kvferry.core.events import NodeJoined
-from kvferry.core.messages import Advice, advice_subject, encode
+from kvferry.core.messages import SAVED_UNKNOWN, Advice, advice_subject, encode
 from kvferry.core.retention_gaps import learned
 from kvferry.core.state import JOINED
 from kvferry.daemon.projector import Projector
@@ -85,7 +85,7 @@ class AdviceTeller:
 
 def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:
     """What a hit spares over all nodes, as :attr:`Advice.saved` says, each weighing as much as it
-    has observed; one millisecond per 1,000 tokens while nothing was."""
+    has observed; :data:`SAVED_UNKNOWN` while nothing was, or computing seems to cost nothing."""
     known = [
         (cost.n, one, two)
         for cost in costs
@@ -93,8 +93,8 @@ def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:
         and (two := cost.saved_ms(0, 2_000)) is not None
     ]
     total = sum(n for n, _, _ in known)
-    if not total:
-        return 1.0, 0.0
-    first = sum(n * one for n, one, _ in known) / total
+    first = sum(n * one for n, one, _ in known) / total if total else 0.0
+    if first <= 0.0:
+        return SAVED_UNKNOWN
     second = sum(n * (two - one) for n, one, two in known) / total
     return first, max(0.0, second - first)

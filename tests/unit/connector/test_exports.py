@@ -63,6 +63,8 @@ class Engine:
         hashes = chain(seed, blocks, after)
         ids = [block.block_id for block in held]
         one = tracked(seed, hashes, params=params, salt=salt)
+        if one.params.end:
+            self.exports.leasing.session_ended(one.scope)
         offer, count = self.exports.offer(one, ids, blocks, awaited=lease)
         assert count == blocks
         self.pool.free_blocks(reversed(held))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvferry.core.messages import Advice
+from kvferry.core.messages import SAVED_UNKNOWN, Advice
 from kvferry.core.retention_gaps import BINS, prior
 from kvferry.core.retention_keeper import keeper
 from kvferry.ports.log import Reply
@@ -32,11 +32,11 @@ class AdviceView:
         self.gaps = prior()
         self.host_blocks: Mapping[str, int] = {}
         self.term = 0
-        self._saved = (1.0, 0.0)
+        self._saved = SAVED_UNKNOWN
         self._decode = msgspec.msgpack.Decoder(Advice).decode
 
     def saved_ms(self, tokens: int) -> float:
-        """What a hit of the first ``tokens`` tokens of a prompt spares; any unit before advice."""
+        """What a hit of the first ``tokens`` tokens of a prompt spares; a guess before advice."""
         first, growth = self._saved
         thousands = tokens / 1_000
         return first * thousands + growth * thousands * max(0.0, thousands - 1.0) / 2
