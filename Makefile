@@ -44,7 +44,7 @@ $(VENV)/.engine: $(VENV)/bin/python pyproject.toml $(ENGINE_FILES)
 	@$(BIN)/python -c "import torch; print('torch==' + torch.__version__)" > $(VENV)/constraints.txt
 	$(PIP) install --quiet -r deploy/cpu/requirements.txt -c $(VENV)/constraints.txt
 	$(PIP) install --quiet --no-deps -r deploy/cpu/requirements-nodeps.txt
-	$(PIP) install --quiet --editable '.[embedded,vllm,nixl,router,dev]' -c $(VENV)/constraints.txt
+	$(PIP) install --quiet --editable '.[embedded,vllm,nixl,router,perfetto,dev]' -c $(VENV)/constraints.txt
 	@touch $@ $(VENV)/.kvferry
 
 demo: setup-engine

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
+from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
 from kvferry.cli.seek import end_seq, start_seq
@@ -17,6 +17,7 @@ from kvferry.errors import ConfigError
 from kvferry.ledger.archive.contents import Range
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
 from kvferry.replay.exporting import Exported, export, whole
+from kvferry.replay.perfetto.write import Traced, write_trace
 
 
 @guard.guarded
@@ -46,8 +47,17 @@ def command(
             "nobody can look up, and leave free text out.",
         ),
     ] = False,
+    perfetto: Annotated[
+        bool,
+        typer.Option(
+            "--perfetto",
+            help="Write a trace of the facts for the Perfetto UI instead: a track a node and tier, "
+            "transfers with arrows from their source, plans and faults.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     nats: NatsOption = None,
+    source: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the ledger, or a part of it, to one compressed file.
@@ -62,21 +72,43 @@ def command(
       kvferry export to-the-maintainers.kvf --strip
 
       kvferry explain chatcmpl-8f2c41d0 --file monday.kvf
+
+      kvferry export monday.pftrace --perfetto --file monday.kvf
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or add --force")
     now = wall_ms()
     first = parse_point(begin, now) if begin is not None else None
     last = parse_point(end, now) if end is not None else None
-    done = guard.run(_export(nats, file, first, last, facts_only=facts_only, strip=strip))
+    if perfetto and (strip or facts_only):
+        raise ConfigError(
+            "--perfetto draws the facts as they are: export with --strip first, then draw that file"
+        )
+    done: Exported | Traced
+    if perfetto:
+        done = guard.run(_trace(nats, source, file, first, last))
+    else:
+        done = guard.run(
+            _export(nats, source, file, first, last, facts_only=facts_only, strip=strip)
+        )
     if as_json:
         print_document(done)
     else:
         _print(done)
 
 
+async def _trace(
+    nats: str | None, source: Path | None, file: Path, first: Point | None, last: Point | None
+) -> Traced:
+    async with open_log(nats, source) as log:
+        facts = (await _ranges(log, first, last))[FACTS_STREAM]
+        with progress("drawing") as report:
+            return await write_trace(log, file, facts.first, facts.last, progress=report)
+
+
 async def _export(
     nats: str | None,
+    source: Path | None,
     file: Path,
     first: Point | None,
     last: Point | None,
@@ -84,7 +116,7 @@ async def _export(
     facts_only: bool,
     strip: bool,
 ) -> Exported:
-    async with open_ledger(find_ledger(nats)) as ledger:
+    async with open_log(nats, source) as ledger:
         ranges = await _ranges(ledger, first, last)
         if facts_only:
             blocks = ranges[BLOCKS_STREAM]
@@ -124,8 +156,11 @@ async def _time_of(log: LogPort, point: Point | None) -> Point | None:
     return None
 
 
-def _print(done: Exported) -> None:
+def _print(done: Exported | Traced) -> None:
     render.line(f"{done.file}: {render.size(done.bytes)}")
+    if isinstance(done, Traced):
+        render.line(f"  {done.messages:,} messages drawn; open it at ui.perfetto.dev")
+        return
     for stream, count in done.messages.items():
         span = done.ranges[stream]
         where = f", sequences {span.first} to {span.last}" if count else ""

@@ -15,7 +15,7 @@ from kvferry.core.state import State
 from kvferry.errors import CodecError, LedgerRefused
 from kvferry.ledger.archive.contents import STREAMS, Head, Range
 from kvferry.ledger.archive.log import ArchiveLog
-from kvferry.ledger.archive.writer import ArchiveWriter
+from kvferry.ledger.archive.writer import ArchiveWriter, writing
 from kvferry.ledger.codec import encode
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored
 from kvferry.replay.fold import Progress, fold_to
@@ -91,7 +91,7 @@ async def export(
     )
     counter = _Counter(sum(one.last - one.first + 1 for one in ranges.values()), progress)
     left_out = 0
-    with ArchiveWriter(path, head) as out:
+    with writing(path, head) as out:
         begins = await _state_before(log, facts, stripper, out)
         for stream in STREAMS:
             left_out += await _copy(log, stream, ranges[stream], stripper, out, counter)

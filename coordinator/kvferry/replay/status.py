@@ -231,7 +231,7 @@ def _advice(spaces: dict[str, Document]) -> list[str]:
             )
         if not space["reuse"]["requests"]:
             advice.append(f"{name}: no request has ended yet: send one")
-        elif not space["offers"]:
+        elif not any(tier["offers"] for tier in space["offers"].values()):
             advice.append(
                 f"{name}: nothing is offered now: a request that ends with at least one full "
                 "block leaves an offer, as long as the engine does not need the memory"

@@ -218,6 +218,18 @@ def test_an_exported_file_tells_what_the_ledger_told(
                if "request" in one)  # fmt: skip
 
 
+def test_a_trace_is_drawn_of_the_ledger_or_of_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("perfetto")
+    file, live, again = (tmp_path / name for name in ("a.kvf", "live", "again"))
+    last = str(document("export", str(file))["ranges"]["KVF"]["last"])
+    assert document("export", str(live), "--perfetto", "--to", last)["packets"] > 10
+    assert "ui.perfetto.dev" in run("export", str(again), "--perfetto", "--file", str(file))
+    assert live.read_bytes() == again.read_bytes()
+    both = runner.invoke(app, ["export", str(tmp_path / "x"), "--perfetto", "--strip"])
+    assert both.exit_code == guard.USAGE
+    assert "--strip first" in both.stderr
+
+
 def test_an_audit_is_clean_and_a_damaged_file_is_not(tmp_path: Path) -> None:
     assert "all invariants hold" in run("audit")
     assert document("audit")["violations"] == []

@@ -13,7 +13,7 @@ from kvferry.ledger.archive import writer as writer_module
 from kvferry.ledger.archive.chunks import HEAD, HEADER_BYTES, MAGIC, pack, parse_header
 from kvferry.ledger.archive.contents import FORMAT, Head, Range, encode
 from kvferry.ledger.archive.log import ArchiveLog
-from kvferry.ledger.archive.writer import ArchiveWriter
+from kvferry.ledger.archive.writer import writing
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Stored, StreamBounds
 
 FACTS = [Stored(seq, f"kvf.s.n{seq % 3}.facts", os.urandom(40), 1000 + seq) for seq in range(5, 65)]
@@ -33,7 +33,7 @@ def head() -> Head:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "a.kvf"
-    with ArchiveWriter(path, head()) as out:
+    with writing(path, head()) as out:
         out.add_object("one", b"x" * 3000)
         for stored in FACTS:
             out.add(FACTS_STREAM, stored)
@@ -155,7 +155,7 @@ def test_a_newer_format_names_who_reads_it(tmp_path: Path) -> None:
 def test_newer_events_are_named(tmp_path: Path) -> None:
     path = tmp_path / "events"
     schemas = {"requested": 999, "invented": 1, "produced": 1}
-    with ArchiveWriter(path, msgspec.structs.replace(head(), schemas=schemas)):
+    with writing(path, msgspec.structs.replace(head(), schemas=schemas)):
         pass
     needs = ArchiveLog(path).needs()
     assert "invented version 1, requested version 999" in needs
@@ -167,7 +167,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "d.kvf"
 
     def fail() -> None:
-        with ArchiveWriter(path, head()) as out:
+        with writing(path, head()) as out:
             out.add(FACTS_STREAM, FACTS[0])
             raise RuntimeError("in the middle")
 
@@ -178,4 +178,5 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write"):
-        ArchiveWriter(tmp_path / "missing" / "e.kvf", head())
+        with writing(tmp_path / "missing" / "e.kvf", head()):
+            pass

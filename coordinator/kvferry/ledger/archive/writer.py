@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
-from kvferry.errors import ConfigError
+from kvferry.files import draft
 from kvferry.ledger.archive.chunks import END, HEAD, MESSAGES, OBJECT, pack
 from kvferry.ledger.archive.contents import End, Head, StoredObject, encode, encode_messages
 from kvferry.ports.log import Stored
@@ -18,55 +18,32 @@ costs."""
 MESSAGE_OVERHEAD_BYTES = 64
 
 
-class ArchiveWriter:
-    """``with ArchiveWriter(path, head) as out``; a file that is left by an exception is removed."""
+@contextmanager
+def writing(path: Path, head: Head) -> Iterator[ArchiveWriter]:
+    """An export to ``path``, which appears once it is whole.
 
-    def __init__(self, path: Path, head: Head) -> None:
-        """
-        Raises:
-            ConfigError: the file cannot be made there; says why.
-        """
-        self._path = path
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}")
-        self._head = head
+    Raises:
+        ConfigError: the file cannot be written there; says why.
+    """
+    with draft(path) as file:
+        out = ArchiveWriter(file, head)
+        yield out
+        out.finish()
+
+
+class ArchiveWriter:
+    """Writes chunks to an open file; see :func:`writing`."""
+
+    def __init__(self, file: BinaryIO, head: Head) -> None:
+        self._file = file
         self._numbers = {name: number for number, name in enumerate(head.streams)}
         self._messages: dict[str, int] = dict.fromkeys(head.streams, 0)
         self._waiting: list[Stored] = []
         self._waiting_of = ""
         self._waiting_bytes = 0
-        self._bytes = 0
-        try:
-            self._file: BinaryIO = self._draft.open("xb")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {path}: {error.strerror}; name a file in a folder that exists and "
-                "that you may write to"
-            ) from error
-        self._write(pack(HEAD, encode(head)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            try:
-                self._finish()
-                return
-            finally:
-                self._file.close()
-                self._draft.unlink(missing_ok=True)
-        self._file.close()
-        self._draft.unlink(missing_ok=True)
-
-    @property
-    def bytes_written(self) -> int:
+        self.bytes_written = 0
         """The size of the file so far."""
-        return self._bytes
+        self._write(pack(HEAD, encode(head)))
 
     @property
     def messages(self) -> dict[str, int]:
@@ -102,15 +79,10 @@ class ArchiveWriter:
         self._write(chunk)
         self._messages[self._waiting_of] += len(messages)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """The end mark, without which a reader says that the file was cut off."""
         self._flush()
         self._write(pack(END, encode(End(messages=self._messages))))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._draft.replace(self._path)
 
     def _write(self, data: bytes) -> None:
-        try:
-            self._bytes += self._file.write(data)
-        except OSError as error:
-            raise ConfigError(f"cannot write {self._path}: {error.strerror}") from error
+        self.bytes_written += self._file.write(data)

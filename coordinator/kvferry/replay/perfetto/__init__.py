@@ -1,0 +1,1 @@
+"""A ledger as a trace for the Perfetto UI."""
