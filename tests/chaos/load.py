@@ -24,7 +24,7 @@ class Load:
         log: Path,
         *,
         plans_per_s: float = 100.0,
-        plan_deadline_ms: float = 2_000.0,
+        plan_deadline_ms: float = 10_000.0,
         hedge_ms: float = 5.0,
     ) -> None:
         self.log = log

@@ -41,7 +41,7 @@ def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
     for engine in engines:
         for probe in ("requests", "open", "reserved", "pins", "waiting"):
             engine.until(probe, lambda left: left == 0)
-    facts, blocks = plane.events(), plane.blocks()
+    facts, blocks = _settled(plane, engines)
     names = {engine.name for engine in engines}
     lanes_are_whole(facts + blocks)
     requests_balance(facts, names)
@@ -53,6 +53,19 @@ def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
         books_balance(engine, blocks, BLOCKS, gaps_in=facts)
     state_is_sound(plane, names)
     return facts
+
+
+def _settled(plane: View, engines: list[EngineProcess]) -> tuple[list[Recorded], list[Recorded]]:
+    """Both streams, read while no engine stored anything: a pin's end may still come late."""
+    deadline = time.monotonic() + BACK_S
+    before = [engine.ask("outbox") for engine in engines]
+    while True:
+        found = plane.events(), plane.blocks()
+        after = [engine.ask("outbox") for engine in engines]
+        if before == after:
+            return found
+        assert time.monotonic() < deadline, f"something is stored all the time: {after}"
+        before = after
 
 
 def lanes_are_whole(seen: list[Recorded]) -> None:

@@ -19,7 +19,11 @@ log = logging.getLogger("kvferry.daemon")
 
 class Announcer:
     """Two paces: coordinators hear each other often, so that a dead leader is missed soon; nodes
-    hear seldom, because each message interrupts an engine."""
+    hear seldom, because each message interrupts an engine.
+
+    Attributes:
+        listening: set once plans are listened for; nodes hear nothing before that.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class Announcer:
         self._projector = projector
         self._standing = standing
         self._decider = decider
+        self.listening = asyncio.Event()
         self._nodes_every_s = nodes_every_s
         self._replicas_every_s = replicas_every_s
         projector.observe(self._on_applied)
@@ -42,6 +47,7 @@ class Announcer:
     async def tell_nodes(self) -> None:
         """Until cancelled; silent until there is something to offer them."""
         while True:
+            await self.listening.wait()
             await self._projector.level.wait()
             await self._say(ANNOUNCE_SUBJECT)
             await asyncio.sleep(self._nodes_every_s)
@@ -57,7 +63,8 @@ class Announcer:
     async def tell_all(self) -> None:
         """The lead began or ended here: nobody shall wait for the next turn to hear that."""
         await self._say(REPLICAS_SUBJECT)
-        await self._say(ANNOUNCE_SUBJECT)
+        if self.listening.is_set():
+            await self._say(ANNOUNCE_SUBJECT)
 
     async def _say(self, subject: str) -> None:
         if not self._bus.connected():

@@ -149,6 +149,7 @@ class Coordinator:
         # being folded they would hear that they have not joined.
         await self.projector.level.wait()
         await self._listen([*subjects, (plan_subject(self.replica), self.plans.handle)])
+        self.announcer.listening.set()
 
     async def _listen(self, subjects: list[tuple[str, Handler]]) -> None:
         """Subscribe to what is not listened to yet, in order."""
