@@ -17,7 +17,7 @@ from kvferry.bench.policy.trace import BLOCK_TOKENS, distinct_blocks, read_trace
 from kvferry.bench.results import JsonFile, check_writable, circumstances
 from kvferry.errors import ConfigError
 
-BUDGETS = "4%,7%,10%,14%,18%,23%,30%,36%"
+BUDGETS = "4%,10%,16%,23%,30%,36%"
 _NAMES = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())
 
 
