@@ -14,6 +14,7 @@ from kvferry_connectors.vllm.book import Book
 
 SHORT = {
     "stream_bytes": "30000",
+    "busy_s": "6.0",
     "coordinators": "2",
     "ledger_loses": "0.05",
     "clients": "5",

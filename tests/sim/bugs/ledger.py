@@ -16,7 +16,7 @@ from kvferry.node.agent.mirror import Mirror
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.looking import Looker
 
-WHOLE = {"stream_bytes": "1073741824"}
+WHOLE = {"stream_bytes": "1073741824", "busy_s": "5.0"}
 LOSSY = {**WHOLE, "ledger_loses": "0.3", "think_s": "0.02", "clients": "5"}
 BUSY = {
     **LOSSY,
@@ -32,9 +32,12 @@ FULL = {**CUT_OFF, "outbox_facts": "40", "clients": "5", "think_s": "0.02"}
 """Moreover their outboxes are soon full."""
 RIVALS = {
     **WHOLE,
-    "coordinators": "3",
-    "fault_kinds": '["freeze_coordinator", "part_coordinator", "pause_space", "kill"]',
-    "faults_per_s": "3.0",
+    "busy_s": "8.0",
+    "coordinators": "2",
+    "checkpoint_s": "1.0",
+    "ledger_loses": "0.0",
+    "fault_kinds": '["freeze_coordinator"]',
+    "faults_per_s": "2.0",
 }
 RESTARTS = {
     **WHOLE,
@@ -173,7 +176,14 @@ LEDGER_BUGS = (
     Bug("epoch-ignored", "ledger", _epoch_ignored, "ledger", CUT_OFF),
     Bug("inventory-missing", "ledger", _inventory_missing, "ledger", FULL),
     Bug("resync-never-asked", "ledger", _resync_never_asked, "ledger", CUT_OFF),
-    Bug("deposed-leader-accepted", "leadership", _deposed_leader_accepted, "ledger", RIVALS),
+    Bug(
+        "deposed-leader-accepted",
+        "leadership",
+        _deposed_leader_accepted,
+        "ledger",
+        RIVALS,
+        seeds=20,
+    ),
     Bug("stale-checkpoint-accepted", "fold", _stale_checkpoint_accepted, "ledger", RESTARTS),
     Bug("outbox-reservation-missing", "endings", _outbox_reservation_missing, "ledger", FULL),
     Bug("slot-never-returned", "endings", _slot_never_returned),
