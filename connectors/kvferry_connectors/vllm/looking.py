@@ -33,6 +33,9 @@ OBSERVE = "observe"
 HANDOVER = "handover"
 """The basis of a pull whose blocks the source still computes. It begins without a pin."""
 
+WAITED_MS_MAX = 10_000.0
+"""A request that has waited for its turn so long goes by the next plan as it is."""
+
 REFUSALS = {
     "incarnation": "node_left",
     "ended": "not_offered",
@@ -68,6 +71,12 @@ class Looker:
     def has_plans(self) -> bool:
         """Whether a coordinator is there to be asked."""
         return self._plans.available()
+
+    def too_dear(self, hint: Hint) -> bool:
+        """Whether what the hint offers is thought faster computed than moved, by a coordinator that
+        can be asked: its plan then knows other sources, and may try the link all the same."""
+        dear = self._plans.advice.too_dear(hint.node, hint.blocks * self._block_size)
+        return dear and self._plans.available()
 
     def spared(self, tracked: Tracked, local_tokens: int) -> str:
         """Why a plan could bring nothing beyond the local tokens; empty where it has to be asked.
@@ -127,7 +136,7 @@ class Looker:
         self, tracked: Tracked, pull: Pull, request: PlanRequest, answer: PlanAnswer
     ) -> bool:
         """Whether it is not our turn yet: then we ask again when the coordinator says."""
-        if answer.wait_ms <= 0:
+        if answer.wait_ms <= 0 or request.waited_ms >= WAITED_MS_MAX:
             return False
         again = msgspec.structs.replace(request, waited_ms=request.waited_ms + answer.wait_ms)
         most_ms = answer.wait_ms + self._options.plan_deadline_ms + self._options.pin_timeout_ms

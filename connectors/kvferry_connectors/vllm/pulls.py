@@ -57,6 +57,8 @@ class Pulls:
         if tracked.miss:
             return
         hint, miss = self._read_hint(tracked, joined, mode)
+        if hint is not None and not tracked.params.follow and self._looker.too_dear(hint):
+            hint = None
         if mode == OBSERVE:
             self._observe(tracked, joined, hint, miss)
             return

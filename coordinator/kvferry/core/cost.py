@@ -18,6 +18,10 @@ MODEL = 2
 """Version of these predictions; stands in the events that carry one. 0: none was made; 1 knew
 neither the length of a context nor queues."""
 HYSTERESIS = 0.08
+DOUBT_MAX = 3.0
+"""What is hardly known is thought twenty times as good as it seems, and no better."""
+PAYS_MIN, PAYS_MAX = 256, 1 << 17
+"""Prompts in tokens between which :func:`pays_from` looks."""
 LINK_KEEP, PREFILL_KEEP = 0.9, 0.97
 LINK_JUMP, PREFILL_JUMP = 1, 4
 """Surprises after which a changed speed is believed. A link that turns slow is believed at once,
@@ -158,7 +162,24 @@ def worth_moving(
     """
     if move_ms is None or recompute_ms is None:
         return True
-    least_ms = move_ms * math.exp(-doubt)
+    least_ms = move_ms * math.exp(-min(doubt, DOUBT_MAX))
     if before is None:
         return least_ms < recompute_ms
     return least_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)
+
+
+def pays_from(
+    link: LinkCost, prefill: PrefillCost, token_bytes: float, *, before: bool | None = None
+) -> int:
+    """The shortest prefix in tokens that is worth moving; 0 where even a short one is.
+
+    Where none is up to ``PAYS_MAX``, twice that.
+    """
+    tokens = PAYS_MIN
+    while tokens <= PAYS_MAX:
+        size = tokens * token_bytes
+        move_ms, recompute_ms = link.predict(size), prefill.saved_ms(0, tokens)
+        if worth_moving(move_ms, recompute_ms, before=before, doubt=link.doubt(size)):
+            return 0 if tokens == PAYS_MIN else tokens
+        tokens *= 2
+    return tokens

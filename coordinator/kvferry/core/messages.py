@@ -117,6 +117,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     gaps: GapModel
     saved: tuple[float, float] = SAVED_UNKNOWN
     """What a hit spares: milliseconds per 1,000 tokens, and what each further 1,000 add to that."""
+    pays_from: dict[str, int] = {}
+    """By ``source>target``, where short prefixes are faster computed than moved: the shortest in
+    tokens that is worth moving."""
     host_blocks: dict[str, int] = {}
     """Size of the host tier of each node that has one, so that all come to the same keeper."""
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from kvferry.core.applied import Applied
-from kvferry.core.cost import PrefillCost
+from kvferry.core.cost import PrefillCost, link_cost, pays_from
 from kvferry.core.events import NodeJoined
 from kvferry.core.messages import SAVED_UNKNOWN, Advice, advice_subject, encode
 from kvferry.core.retention_gaps import learned
-from kvferry.core.state import JOINED
+from kvferry.core.state import JOINED, SpaceState
 from kvferry.daemon.projector import Projector
 from kvferry.errors import LedgerError
 from kvferry.ids import ROUTER_SPACE
@@ -20,6 +20,8 @@ from kvferry.ports.log import BusPort
 
 log = logging.getLogger("kvferry.daemon")
 
+SLICE = 64
+"""Pairs that are looked at before plans get their turn again."""
 EVERY_S = 10.0
 """Between two messages to a space: habits change slowly, and each interrupts every engine."""
 JOINED_S = 0.5
@@ -30,9 +32,17 @@ class AdviceTeller:
     """Advises while this replica leads. A node that misses a message has the one before it."""
 
     def __init__(
-        self, replica: str, projector: Projector, bus: BusPort, *, leads: Callable[[str], int]
+        self,
+        replica: str,
+        projector: Projector,
+        bus: BusPort,
+        *,
+        leads: Callable[[str], int],
+        weigh: bool = True,
     ) -> None:
-        """``leads`` gives the term that this replica holds in a space, 0 for none."""
+        """``leads`` gives the term that this replica holds in a space, 0 for none; without
+        ``weigh`` nothing is called too dear."""
+        self._weigh = weigh
         self._replica = replica
         self._projector = projector
         self._bus = bus
@@ -66,6 +76,7 @@ class AdviceTeller:
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
+                pays_from=await pays(space) if self._weigh else {},
                 host_blocks={
                     node.name: node.host_blocks
                     for node in space.nodes.values()
@@ -81,6 +92,36 @@ class AdviceTeller:
         """The projector's observer."""
         if any(isinstance(one.entry.event, NodeJoined) for one in applied):
             self._joined.set()
+
+
+async def pays(space: SpaceState) -> dict[str, int]:
+    """What :attr:`Advice.pays_from` says; pairs whose shortest prefixes pay are left out."""
+    found: dict[str, int] = {}
+    pairs = dict.fromkeys(key.rpartition("/")[0] for key in list(space.rates))
+    for looked, pair in enumerate(pairs, 1):
+        if looked % SLICE == 0:
+            await asyncio.sleep(0)
+        tokens = _pays_from(space, pair)
+        if tokens:
+            found[pair] = tokens
+    return found
+
+
+def _pays_from(space: SpaceState, pair: str) -> int:
+    source_name, _, target_name = pair.partition(">")
+    source, target = space.nodes.get(source_name), space.nodes.get(target_name)
+    prefill = space.prefill.get(target_name)
+    if source is None or target is None or prefill is None or not target.block_size:
+        return 0
+    if source is target or source.status != JOINED or target.status != JOINED:
+        return 0
+    choice, past = space.choices.get(pair), space.trials.get(pair)
+    chosen = choice.backend if choice is not None else ""
+    link = link_cost(space.rates, source_name, target_name, target.backends, chosen)
+    if link is None:
+        return 0
+    before = past.moving if past is not None else None
+    return pays_from(link, prefill, source.block_bytes / target.block_size, before=before)
 
 
 def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:

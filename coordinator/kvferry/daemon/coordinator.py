@@ -76,7 +76,13 @@ class Coordinator:
             self.replica, self.projector, weigh=self.settings.cost == "learned"
         )
         self.held = HeldTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
-        self.advice = AdviceTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
+        self.advice = AdviceTeller(
+            self.replica,
+            self.projector,
+            bus,
+            leads=self.decider.term_in,
+            weigh=self.settings.cost == "learned",
+        )
         self.checkpoints = Checkpoints(
             log_port,
             objects,

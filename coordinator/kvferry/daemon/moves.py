@@ -63,7 +63,7 @@ class Moves:
             event = one.entry.event
             if isinstance(event, Requested):
                 transfer = space.transfers.get(event.transfer)
-                if transfer is not None and transfer.phase == OPEN:
+                if transfer is not None and _moves(transfer):
                     moves.begin(event.transfer, self._flow(space, transfer))
                 else:
                     moves.decline(one.node, event.request)
@@ -74,7 +74,7 @@ class Moves:
 
     def _take_open(self, space: SpaceState, moves: InFlight) -> None:
         """Come to what the state says, whatever was missed."""
-        now_open = {t.transfer: t for t in space.transfers.values() if t.phase == OPEN}
+        now_open = {t.transfer: t for t in space.transfers.values() if _moves(t)}
         for key in moves.keys():  # noqa: SIM118 -- a copy: it changes meanwhile
             flow = moves.get(key)
             if flow is not None and not flow.promised and key not in now_open:
@@ -101,3 +101,8 @@ class Moves:
             upto=transfer.upto,
             request=transfer.request,
         )
+
+
+def _moves(transfer: TransferState) -> bool:
+    """Whether it uses a link now: not what a node loads from its own host tier."""
+    return transfer.phase == OPEN and transfer.source != transfer.target

@@ -24,6 +24,7 @@ class Looker:
     def __init__(self) -> None:
         self.plans = True
         self.spares = ""
+        self.dear = False
         self.hints: list[Hint] = []
         self.planned: list[Pull] = []
         self.followed: list[Hint] = []
@@ -34,6 +35,9 @@ class Looker:
 
     def has_plans(self) -> bool:
         return self.plans
+
+    def too_dear(self, hint: Hint) -> bool:
+        return self.dear
 
     def spared(self, one: Tracked, local_tokens: int) -> str:
         return self.spares

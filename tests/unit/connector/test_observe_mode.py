@@ -13,6 +13,7 @@ from kvferry.core.events import FACTS, Requested
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintBook
+from kvferry.node.plans.advice import AdviceView
 from kvferry.node.plans.held import HeldView
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.options import Options
@@ -32,6 +33,7 @@ class Plans:
     def __init__(self) -> None:
         self.live = True
         self.held = HeldView()
+        self.advice = AdviceView("d0")
         self.asked: list[PlanRequest] = []
         self._done: list[Any] = []
 

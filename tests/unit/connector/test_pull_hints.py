@@ -50,3 +50,13 @@ def test_our_own_hint_is_left_to_the_local_cache() -> None:
     desk.begin(with_hint(hint(node="p0")))
     assert desk.looker.hints == []
     assert len(desk.looker.planned) == 1
+
+
+def test_a_hint_that_is_thought_too_dear_is_left_to_a_plan() -> None:
+    desk = Desk()
+    desk.looker.dear = True
+    desk.begin(with_hint(hint()))
+    assert (len(desk.looker.planned), desk.looker.hints) == (1, [])
+    desk.looker.dear = False
+    desk.begin(with_hint(hint()))
+    assert (len(desk.looker.planned), len(desk.looker.hints)) == (1, 1)

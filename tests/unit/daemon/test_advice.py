@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.daemon.support import SPACE, FakeNode, running, settled, until
+from tests.unit.daemon.support import SPACE, FakeNode, pulled, running, settled, until
 
 from kvferry.core.cost import PrefillCost
 from kvferry.core.cost_fit import Fit
-from kvferry.core.events import NodeClosed, RequestEnded
+from kvferry.core.events import AnyEvent, NodeClosed, RequestEnded
 from kvferry.core.messages import SAVED_UNKNOWN, Advice, advice_subject, encode
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.daemon import advice
@@ -22,8 +22,8 @@ SUBJECT = advice_subject(SPACE)
 
 
 @contextlib.asynccontextmanager
-async def listening(log: MemoryLog) -> AsyncIterator[AdviceView]:
-    view = AdviceView()
+async def listening(log: MemoryLog, node: str = "") -> AsyncIterator[AdviceView]:
+    view = AdviceView(node)
     stop = await log.subscribe(SUBJECT, view.heard)
     try:
         yield view
@@ -154,3 +154,44 @@ async def test_advice_names_the_host_tiers_of_nodes_that_are_there() -> None:
         await p0.join()
         await until(lambda: view.host_blocks, "advice")
         await until(lambda: view.host_blocks == {"d0": 7}, "advice without who has left")
+
+
+async def test_nodes_hear_from_where_short_prefixes_are_not_worth_moving() -> None:
+    log = MemoryLog()
+    nodes = [FakeNode(log, name) for name in ("p0", "d0", "d1")]
+    async with running(log, cost="learned") as coordinator, listening(log, "p0") as view:
+        for node in nodes:
+            await node.join()
+        # Computing takes 0.1 ms a token. d0 needs 1 s for whatever it sends, d1 next to nothing.
+        facts: list[AnyEvent] = [
+            RequestEnded(request=f"q{n}", computed_tokens=n, prefill_ms=n / 10)
+            for n in (1_000, 2_000, 4_000) * 4
+        ]
+        for number, tokens in enumerate((1_024, 2_048, 4_096) * 4):
+            for source, total_ms in (("d0", 1_000.0), ("d1", 1.0)):
+                facts += pulled(
+                    f"{source}-{number}",
+                    source,
+                    tokens=tokens,
+                    total_ms=total_ms,
+                    transfer=f"t-{source}-{number}",
+                )
+        last = await nodes[0].facts(*facts)
+        await settled(coordinator, last)
+        await coordinator.advice.tell()
+        await until(lambda: view.too_dear("d0", 2_048), "advice about d0")
+        assert not view.too_dear("d0", 65_536), "long ones are worth it"
+        assert not view.too_dear("d1", 2_048)
+        assert not view.too_dear("unknown", 16)
+        other = AdviceView("d1")
+        stop = await log.subscribe(SUBJECT, other.heard)
+        blind = advice.AdviceTeller(
+            "c-9", coordinator.projector, log, leads=lambda space: 99, weigh=False
+        )
+        await coordinator.advice.tell()
+        await until(lambda: other.term, "the same advice")
+        assert not other.too_dear("d0", 2_048), "that is of another target"
+        await blind.tell()
+        await until(lambda: view.term == 99, "advice of one that weighs nothing")
+        assert not view.too_dear("d0", 2_048)
+        await stop()

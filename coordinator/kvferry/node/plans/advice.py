@@ -33,6 +33,7 @@ class AdviceView:
         self.host_blocks: Mapping[str, int] = {}
         self.term = 0
         self._saved = SAVED_UNKNOWN
+        self._pays_from: dict[str, int] = {}
         self._decode = msgspec.msgpack.Decoder(Advice).decode
 
     def saved_ms(self, tokens: int) -> float:
@@ -40,6 +41,10 @@ class AdviceView:
         first, growth = self._saved
         thousands = tokens / 1_000
         return first * thousands + growth * thousands * max(0.0, thousands - 1.0) / 2
+
+    def too_dear(self, source: str, tokens: int) -> bool:
+        """Whether computing so many tokens is thought faster than moving them here from there."""
+        return tokens < self._pays_from.get(source, 0)
 
     def kept_there(self, session: str, other: str, own_blocks: int) -> bool:
         """Whether another node that has a session's chain too is the one to keep it.
@@ -74,3 +79,9 @@ class AdviceView:
             return  # A deposed leader that does not know it yet.
         self.gaps, self._saved, self.term = said.gaps, said.saved, said.term
         self.host_blocks = said.host_blocks
+        ours = f">{self._node}"
+        self._pays_from = {
+            pair.removesuffix(ours): tokens
+            for pair, tokens in said.pays_from.items()
+            if pair.endswith(ours)
+        }
