@@ -255,8 +255,7 @@ class SchedulerSide:
     def reset_cache(self) -> bool:
         """The engine's cache was reset: nothing that we offered is there any more.
 
-        vLLM asks us after its own attempt, which fails while leases stand; they end here, so
-        that the next attempt succeeds. Pausing first spares the failure.
+        vLLM asks us after its own attempt, which fails while leases stand; its next one succeeds.
         """
         self._withdraw("cleared")
         return True
