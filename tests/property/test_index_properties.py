@@ -51,14 +51,16 @@ def _compares_the_ends_only(hashes: bytes, chain: bytes, start: int) -> int:
     return min(len(hashes), len(chain) - start)
 
 
-def _trims_nothing(self: Forest, branch: Branch) -> None:
+def _trims_nothing(self: Forest, branch: Branch, start: int) -> None:
     return None
 
 
-def _forgets_what_is_implied(self: Forest, branch: Branch, reach: int, holder: Holder) -> None:
+def _forgets_what_is_implied(
+    self: Forest, branch: Branch, reach: int, start: int, holder: Holder
+) -> None:
     branch.release(holder, reach)
     if reach == len(branch.hashes):
-        self._trim(branch)
+        self._trim(branch, start)
 
 
 def _releases_the_furthest(self: Branch, holder: Holder, reach: int) -> None:

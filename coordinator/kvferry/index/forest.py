@@ -13,49 +13,41 @@ Lengths and places are in bytes of joined samples throughout this module, multip
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
+
+import msgspec
 
 from kvferry.ids import SHORT_BYTES
 
 
-class Holder:
-    """A node's tier, for as long as it offers something.
+class Holder(msgspec.Struct, eq=False, gc=False):
+    """A node's tier, for as long as it offers something."""
 
-    Attributes:
-        offers: how many.
-    """
-
-    __slots__ = ("node", "offers", "tier")
-
-    def __init__(self, node: str, tier: str) -> None:
-        self.node = node
-        self.tier = tier
-        self.offers = 0
+    node: str
+    tier: str
+    offers: int = 0
+    """How many."""
 
 
-class Branch:
+class Branch(msgspec.Struct, eq=False, gc=False):
     """A stretch of a chain, and how far into it each holder reaches.
 
     Whoever holds a part of a further branch holds this one up to where that begins, and is listed
     here with that reach.
 
-    Attributes:
-        hashes: its samples, joined. It ends where its furthest holder does.
-        parent: the branch that it parts from; None if it begins a run.
-        at: where in the parent it begins; without a parent, where in its chain.
-        children: what parts from it, by first sample; None for nothing.
-        held: a reach, or ascending reaches if there are several, by holder.
+    Nothing here refers back to what refers to it, so there is no garbage for Python's collector to
+    look for among millions of these.
     """
 
-    __slots__ = ("at", "children", "hashes", "held", "parent")
-
-    def __init__(self, hashes: bytes, parent: Branch | None, at: int) -> None:
-        self.hashes = hashes
-        self.parent = parent
-        self.at = at
-        self.children: dict[bytes, Branch] | None = None
-        self.held: dict[Holder, int | list[int]] = {}
+    hashes: bytes
+    """Its samples, joined. It ends where its furthest holder does."""
+    parent: Branch | None
+    """The branch that it parts from; None if it begins a run."""
+    at: int
+    """Where in the parent it begins; without a parent, where in its chain."""
+    held: dict[Holder, int | list[int]]
+    """A reach, or ascending reaches if there are several."""
 
     def hold(self, holder: Holder, reach: int) -> None:
         """Count one more reach."""
@@ -84,8 +76,8 @@ class Branch:
             yield holder, known if isinstance(known, int) else known[-1]
 
 
-End: TypeAlias = tuple[Branch, int]
-"""Where a run ends: a branch and the reach into it."""
+End: TypeAlias = tuple[Branch, int, int]
+"""Where a run ends: a branch, the reach into it, and where in its chain the run begins."""
 Path: TypeAlias = list[tuple[Branch, int, int]]
 """Branches along a chain, first to last, each with where it begins in the chain and where the
 chain leaves it."""
@@ -97,14 +89,21 @@ class Forest:
     Samples that cannot be a chain's (one hash at two places) are listed as far as they make sense.
     """
 
-    __slots__ = ("_roots", "bytes", "starts")
+    __slots__ = ("_branches", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
         """Joined samples kept."""
-        self.starts: dict[int, int] = {}
-        """Where runs begin in their chains, and how many roots begin there."""
-        self._roots: dict[bytes, Branch] = {}
+        self._branches: dict[int, dict[bytes, Branch]] = {}
+        """By where their run begins in its chain, and by their first sample."""
+
+    def starts(self) -> Iterable[int]:
+        """Where runs begin in their chains."""
+        return self._branches.keys()
+
+    def stretches(self) -> list[bytes]:
+        """The samples of every branch."""
+        return [one.hashes for branches in self._branches.values() for one in branches.values()]
 
     def add(self, run: bytes, start: int, holder: Holder) -> End | None:
         """List a run; gives its end, or None if nothing of it can be listed.
@@ -114,12 +113,15 @@ class Forest:
             start: its place in its chain.
             holder: who holds it.
         """
-        branch = self._roots.get(run[:SHORT_BYTES])
+        branches = self._branches.get(start)
+        if branches is None:
+            branches = self._branches[start] = {}
+        branch = branches.get(run[:SHORT_BYTES])
         if branch is None:
-            branch = self._root(run, start)
-            branch.held[holder] = len(run)
-            return branch, len(run)
-        if branch.at != start:
+            branches[run[:SHORT_BYTES]] = branch = Branch(run, None, start, {holder: len(run)})
+            self.bytes += len(run)
+            return branch, len(run), start
+        if branch.parent is not None:
             return None
         length = len(run)
         done = 0
@@ -128,13 +130,13 @@ class Forest:
             done += reach
             if done == length:
                 break
-            children = branch.children
-            child = children.get(run[done : done + SHORT_BYTES]) if children is not None else None
-            if child is not None:
-                if child.at != reach:
+            first = run[done : done + SHORT_BYTES]
+            further = branches.get(first)
+            if further is not None:
+                if further.parent is not branch or further.at != reach:
                     break
                 branch.hold(holder, reach)
-                branch = child
+                branch = further
             elif reach == len(branch.hashes):
                 self.bytes += length - done
                 branch.hashes += run[done:]
@@ -143,53 +145,37 @@ class Forest:
             else:
                 self.bytes += length - done
                 branch.hold(holder, reach)
-                branch = _part(branch, reach, run[done:])
+                branches[first] = branch = Branch(run[done:], branch, reach, {})
                 reach = length - done
                 break
         branch.hold(holder, reach)
-        return branch, reach
+        return branch, reach, start
 
-    def remove(self, branch: Branch, reach: int, holder: Holder) -> None:
+    def remove(self, branch: Branch, reach: int, start: int, holder: Holder) -> None:
         """Take back one run that :meth:`add` listed with this end."""
         here: Branch | None = branch
         while here is not None:
             here.release(holder, reach)
             if reach == len(here.hashes):
-                self._trim(here)
+                self._trim(here, start)
             reach, here = here.at, here.parent
 
     def path(self, chain: bytes, start: int) -> Path:
         """The branches along a chain from the run on that begins at ``start``; none without it."""
-        branch = self._roots.get(chain[start : start + SHORT_BYTES])
-        if branch is None or branch.at != start:
+        branches = self._branches.get(start)
+        branch = branches.get(chain[start : start + SHORT_BYTES]) if branches else None
+        if branches is None or branch is None or branch.parent is not None:
             return []
         found = []
         while True:
             end = start + shared(branch.hashes, chain, start)
             found.append((branch, start, end))
-            children = branch.children
-            child = children.get(chain[end : end + SHORT_BYTES]) if children is not None else None
-            if child is None or start + child.at != end:
+            further = branches.get(chain[end : end + SHORT_BYTES])
+            if further is None or further.parent is not branch or start + further.at != end:
                 return found
-            branch, start = child, end
+            branch, start = further, end
 
-    def stretches(self) -> list[bytes]:
-        """The samples of every branch."""
-        found, left = [], list(self._roots.values())
-        while left:
-            branch = left.pop()
-            found.append(branch.hashes)
-            if branch.children is not None:
-                left += branch.children.values()
-        return found
-
-    def _root(self, run: bytes, start: int) -> Branch:
-        branch = self._roots[run[:SHORT_BYTES]] = Branch(run, None, start)
-        self.bytes += len(run)
-        self.starts[start] = self.starts.get(start, 0) + 1
-        return branch
-
-    def _trim(self, branch: Branch) -> None:
+    def _trim(self, branch: Branch, start: int) -> None:
         """End a branch where its furthest holder does."""
         end = 0
         for _, reach in branch.reaches():
@@ -200,25 +186,10 @@ class Forest:
         if end:
             branch.hashes = branch.hashes[:end]
             return
-        first = branch.hashes[:SHORT_BYTES]
-        parent = branch.parent
-        if parent is None:
-            del self._roots[first]
-            self.starts[branch.at] -= 1
-            if not self.starts[branch.at]:
-                del self.starts[branch.at]
-        elif parent.children is not None:
-            del parent.children[first]
-            if not parent.children:
-                parent.children = None
-
-
-def _part(parent: Branch, at: int, hashes: bytes) -> Branch:
-    child = Branch(hashes, parent, at)
-    if parent.children is None:
-        parent.children = {}
-    parent.children[hashes[:SHORT_BYTES]] = child
-    return child
+        branches = self._branches[start]
+        del branches[branch.hashes[:SHORT_BYTES]]
+        if not branches:
+            del self._branches[start]
 
 
 def shared(hashes: bytes, chain: bytes, start: int) -> int:

@@ -43,7 +43,7 @@ class Residency:
 
     def __init__(self) -> None:
         self._forest = Forest()
-        self._ends: dict[str, tuple[Branch | None, int, Holder]] = {}
+        self._ends: dict[str, tuple[Branch | None, int, int, Holder]] = {}
         """Where each offer is listed and for whom; nowhere if nothing of it can be."""
         self._holders: dict[tuple[str, str], Holder] = {}
 
@@ -66,7 +66,7 @@ class Residency:
         new = self._forest.bytes - known
         if offer_id in self._ends:
             self.drop(offer_id)
-        self._ends[offer_id] = (None, 0, holder) if end is None else (*end, holder)
+        self._ends[offer_id] = (None, 0, 0, holder) if end is None else (*end, holder)
         # What is known of a run is where it begins, so what is new ends it.
         return offer.hashes[-new:] if new else b""
 
@@ -75,9 +75,9 @@ class Residency:
         end = self._ends.pop(offer_id, None)
         if end is None:
             return
-        branch, reach, holder = end
+        branch, reach, start, holder = end
         if branch is not None:
-            self._forest.remove(branch, reach, holder)
+            self._forest.remove(branch, reach, start, holder)
         holder.offers -= 1
         if not holder.offers:
             del self._holders[holder.node, holder.tier]
@@ -99,7 +99,7 @@ class Residency:
             return []
         later = [
             further
-            for start in self._forest.starts
+            for start in self._forest.starts()
             if 0 < start < len(chain) and (further := self._forest.path(chain, start))
         ]
         if later:
@@ -112,7 +112,7 @@ class Residency:
     def offers(self) -> Mapping[str, frozenset[str]]:
         """Ids of the listed offers by node."""
         found: dict[str, set[str]] = {}
-        for offer_id, (_, _, holder) in self._ends.items():
+        for offer_id, (*_, holder) in self._ends.items():
             found.setdefault(holder.node, set()).add(offer_id)
         return {node: frozenset(ids) for node, ids in found.items()}
 
