@@ -177,6 +177,8 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot write"):
-        with writing(tmp_path / "missing" / "e.kvf", head()):
-            pass
+    with (
+        pytest.raises(ConfigError, match="cannot write"),
+        writing(tmp_path / "missing" / "e.kvf", head()),
+    ):
+        pass
