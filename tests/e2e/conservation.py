@@ -32,7 +32,8 @@ from kvferry.core.state import OPEN
 
 OWN = (NodeJoined, NodeClosed, Inventory, Gap)
 """What a node's agent writes itself; all else was handed over by the engine."""
-BACK_S = 30.0
+BACK_S = 120.0
+"""A lease may hold blocks for `lease_ms`, 30 s by default, and a sweep longer."""
 
 
 def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
