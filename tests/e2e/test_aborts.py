@@ -26,6 +26,7 @@ from kvferry.core.events import (
 pytestmark = pytest.mark.engine
 
 SMALL_POOL = {"kv_cache_memory_bytes": 6 << 20, "max_model_len": 4096}
+LEASE_MS = 2_000
 """192 blocks: three prompts of 2,500 tokens reuse each of them."""
 
 
@@ -40,8 +41,10 @@ class Fleet(NamedTuple):
 def fleet(start_engine: StartEngine) -> Iterator[Fleet]:
     relay = Relay()
     try:
-        p0 = start_engine("p0", connector=relay.connector_options(), **SMALL_POOL)
-        d0 = start_engine("d0", connector={"pin_timeout_ms": 20_000})
+        # Leases end soon, for their blocks count as missing as long as they stand.
+        lent = {**relay.connector_options(), "lease_ms": LEASE_MS}
+        p0 = start_engine("p0", connector=lent, **SMALL_POOL)
+        d0 = start_engine("d0", connector={"pin_timeout_ms": 20_000, "lease_ms": LEASE_MS})
         joined(p0, d0)
         free = {engine.name: engine.ask("free_blocks") for engine in (p0, d0)}
         yield Fleet(relay, p0, d0, free)
