@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.cli.processes import Engines, Up, running_up
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +17,11 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("KVFERRY_NATS", "KVFERRY_KEY_FILE", "KVFERRY_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    # The engines beat on a thread of this busy process, and are not what is tested here.
+    patient = ("--silent-after-s", "300")
+    with running_up(tmp_path_factory.mktemp("up"), *patient) as served, Engines(served.url):
+        yield served

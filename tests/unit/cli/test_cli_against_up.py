@@ -7,22 +7,19 @@ import importlib.util
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.cli.processes import (
     COMMAND,
-    Engines,
     Up,
     environment,
     eventually,
     kvferry,
-    running_up,
 )
+from tests.unit.cli.running import document, run, runner
 from tests.unit.cli.support import REQUEST, SPACE
-from typer.testing import CliRunner
 
 from kvferry.cli import guard, replicas
 from kvferry.cli.main import app
@@ -30,32 +27,13 @@ from kvferry.daemon.messages import Answer, Query
 from kvferry.ledger.jetstream import connect
 from kvferry_connectors.vllm.options import parse
 
-runner = CliRunner()
 LEADERS = {"leader_elected", "policy_set", "node_left", "checkpoint"}
 """What the coordinator writes in between, at moments of its own."""
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    # The engines beat on a thread of this busy process, and are not what is tested here.
-    patient = ("--silent-after-s", "300")
-    with running_up(tmp_path_factory.mktemp("up"), *patient) as served, Engines(served.url):
-        yield served
 
 
 @pytest.fixture(autouse=True)
 def ledger_url(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVFERRY_NATS", up.url)
-
-
-def run(*arguments: str, code: int = guard.OK) -> str:
-    result = runner.invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    return result.stdout
-
-
-def document(*arguments: str, code: int = guard.OK) -> Any:
-    return json.loads(run(*arguments, "--json", code=code))
 
 
 def events(*arguments: str) -> list[Any]:
@@ -191,89 +169,6 @@ def test_explain_tells_the_story_and_names_near_ids() -> None:
     assert unknown.exit_code == guard.TROUBLE
     assert REQUEST in unknown.stderr
     assert document("explain", "zzz", code=guard.TROUBLE)["found"] is False
-
-
-def test_an_exported_file_tells_what_the_ledger_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, part = str(tmp_path / "a.kvf"), str(tmp_path / "part.kvf")
-    done = document("export", file)
-    assert done["messages"]["KVF"] >= 5
-    assert done["messages"]["KVF_BLOCKS"] == 1
-    last = done["ranges"]["KVF"]["last"]
-    assert "sequences" in run("export", part, "--from", "3", "--to", str(last), "--facts-only")
-    again = runner.invoke(app, ["export", file])
-    assert again.exit_code == guard.USAGE
-    assert "--force" in again.stderr
-    live = document("explain", REQUEST)
-    digest = run("replay", "--digest", "--to", str(last))
-    # From here on there is no ledger.
-    monkeypatch.setenv("KVFERRY_NATS", "nats://127.0.0.1:9")
-    assert document("explain", REQUEST, "--file", file) == live
-    assert run("replay", "--digest", "--file", file) == digest
-    assert run("replay", "--digest", "--file", part) == digest
-    assert run("replay", "--digest", "--file", file, "--to", "3") != digest
-    told = [json.loads(line) for line in run("events", "--file", file, "--json").splitlines()]
-    assert any(one["request"] == REQUEST for one in (event["body"] for event in told)
-               if "request" in one)  # fmt: skip
-
-
-def test_a_trace_is_drawn_of_the_ledger_or_of_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("perfetto")
-    file, live, again = (tmp_path / name for name in ("a.kvf", "live", "again"))
-    last = str(document("export", str(file))["ranges"]["KVF"]["last"])
-    assert document("export", str(live), "--perfetto", "--to", last)["packets"] > 10
-    assert "ui.perfetto.dev" in run("export", str(again), "--perfetto", "--file", str(file))
-    assert live.read_bytes() == again.read_bytes()
-    both = runner.invoke(app, ["export", str(tmp_path / "x"), "--perfetto", "--strip"])
-    assert both.exit_code == guard.USAGE
-    assert "--strip first" in both.stderr
-
-
-def test_an_audit_is_clean_and_a_damaged_file_is_not(tmp_path: Path) -> None:
-    assert "all invariants hold" in run("audit")
-    assert document("audit")["violations"] == []
-    file = tmp_path / "holed.kvf"
-    run("export", str(file))
-    assert document("audit", "--file", str(file))["violations"] == []
-    data = file.read_bytes()
-    at = data.index(b"KVFC", 4) + 60  # within the first chunk after the head: the facts
-    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    found = runner.invoke(app, ["audit", "--file", str(file), "--json"])
-    assert found.exit_code == guard.TROUBLE
-    told = json.loads(found.stdout)
-    assert told["events"] == 1, "nothing but the detail is left"
-    assert [one["invariant"] for one in told["violations"]] == ["readable"]
-    assert "are gone" in told["violations"][0]["story"]
-    assert "checksum" in found.stderr
-
-
-def test_a_damaged_file_says_where_and_tells_the_rest(tmp_path: Path) -> None:
-    file = tmp_path / "cut.kvf"
-    run("export", str(file))
-    size = file.stat().st_size
-    with file.open("r+b") as cut:
-        cut.truncate(size - 3)
-    result = runner.invoke(app, ["explain", REQUEST, "--file", str(file)])
-    assert result.exit_code == guard.OK
-    assert "256" in result.stdout
-    assert "cut off" in result.stderr
-    assert f"byte {size - 3}" in result.stderr
-
-
-def test_a_file_is_imported_into_a_store_of_its_own(tmp_path: Path) -> None:
-    file, store = str(tmp_path / "b.kvf"), tmp_path / "store"
-    exported = document("export", file)["messages"]
-    assert document("import", file, "--store", str(store))["messages"] == exported
-    full = runner.invoke(app, ["import", file])
-    assert full.exit_code == guard.UNREACHABLE
-    assert "import into an empty one" in full.stderr
-    taken = runner.invoke(app, ["import", file, "--store", str(store)])
-    assert taken.exit_code == guard.USAGE
-    assert "is not empty" in taken.stderr
-    with running_up(tmp_path / "home", "--store", str(store)) as served:
-        story = document("explain", REQUEST, "--nats", served.url)
-    assert story["transfers"] == ["p.1"]
 
 
 def test_pause_and_resume_say_what_is_in_force_and_where() -> None:
