@@ -128,6 +128,21 @@ async def test_a_frozen_replica_is_hedged_and_then_avoided() -> None:
         await until(lambda: len(asyncio.all_tasks()) < 8, "no call of a loser is left")
 
 
+async def test_two_frozen_replicas_cost_no_plan() -> None:
+    bus, asked = MemoryLog(), []
+    async with client(bus, hedge_ms=10.0, plan_deadline_ms=20_000.0) as plans:
+        await freeze(bus, "c1", asked)
+        await freeze(bus, "c2", asked)
+        await serve(bus, "c3", asked)
+        await announce(bus, plans, "c1", "c2", "c3")
+        ask = Ask()
+        plans.ask(REQUEST, ask.done)
+        answer, _ = await ask.result()
+        assert answer is not None
+        assert answer.replica == "c3"
+        assert asked == ["c1", "c2", "c3"]
+
+
 async def test_a_replica_that_went_away_hands_over_at_once() -> None:
     bus, asked = MemoryLog(), []
     async with client(bus, hedge_ms=20_000.0, plan_deadline_ms=20_000.0) as plans:

@@ -9,12 +9,16 @@ from typing import Any
 from kvferry.core.messages import PlanAnswer
 from kvferry.node.agent.tasks import end_tasks
 
+WIDER = 4
+"""Each further replica is asked after so many times as long: a slow answer must not cost a question
+to everybody, but two frozen replicas must not cost the plan."""
+
 Call = Callable[[str], Coroutine[Any, Any, PlanAnswer | None]]
 """Asks the replica of that name; None when it gives no answer."""
 
 
 class Hedge:
-    """Asks the best replica, a second one after a while, and the next one after a failure.
+    """Asks the best replica, further ones after ever longer whiles, and the next after a failure.
 
     Attributes:
         answer: the first answer, once there is one.
@@ -29,14 +33,15 @@ class Hedge:
     async def run(self, hedge_s: float) -> None:
         """Return with :attr:`answer` set, or when every replica failed."""
         self._ask_next()
-        hedged = False
+        patience_s = hedge_s
         while self._running:
-            patience_s = hedge_s if self._left and not hedged else None
             ended, self._running = await asyncio.wait(
-                self._running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                self._running,
+                timeout=patience_s if self._left else None,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if not ended:
-                hedged = True
+                patience_s *= WIDER
                 self._ask_next()
             for task in ended:
                 answer = task.result()
