@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from kvferry.bench.policy.run import Plan, Run
 from kvferry.bench.policy.shapes import Shape
 from kvferry.bench.policy.sizes import Sizes
-from kvferry.bench.policy.trace import Turn, turns_of
 from kvferry.core.retention_value import Rules
+from kvferry.replay.trace import Turn, turns_of
 
 SHAPE = Shape(
     name="small",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.bench.policy.trace import distinct_blocks, read_trace
 from kvferry.errors import ConfigError
+from kvferry.replay.trace import distinct_blocks, read_trace
 
 
 def line(

@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kvferry.bench.policy.trace import BLOCK_TOKENS, read_trace
 from kvferry.errors import ConfigError
 from kvferry.ids import SHORT_BYTES, sample_stride
+from kvferry.replay.trace import BLOCK_TOKENS, read_trace
 
 BLOCK_SIZE = 16
 """Tokens in a block, as vLLM has it."""

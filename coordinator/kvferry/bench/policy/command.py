@@ -13,9 +13,9 @@ from kvferry.bench.policy.shapes import SHAPES
 from kvferry.bench.policy.show import Progressing, show
 from kvferry.bench.policy.sizes import parse_budgets
 from kvferry.bench.policy.study import Study
-from kvferry.bench.policy.trace import BLOCK_TOKENS, distinct_blocks, read_trace
 from kvferry.bench.results import JsonFile, check_writable, circumstances
 from kvferry.errors import ConfigError
+from kvferry.replay.trace import BLOCK_TOKENS, distinct_blocks, read_trace
 
 BUDGETS = "4%,10%,16%,23%,30%,36%"
 _NAMES = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job, Shared
 from kvferry.bench.policy.prefill import PrefillEngine
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn
+from kvferry.replay.trace import BLOCK_TOKENS, Turn
 
 RUNNING_MAX = 256
 """Requests that an engine answers at the same time."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from kvferry.bench.policy.trace import BLOCK_TOKENS
 from kvferry.bench.results import percentile
+from kvferry.replay.trace import BLOCK_TOKENS
 
 
 class Figures(msgspec.Struct, kw_only=True):

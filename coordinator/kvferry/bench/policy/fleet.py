@@ -11,7 +11,7 @@ import msgspec
 from kvferry.bench.policy.figures import Figures
 from kvferry.bench.policy.links import Links
 from kvferry.bench.policy.shapes import Shape
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn
+from kvferry.replay.trace import BLOCK_TOKENS, Turn
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kvferry.bench.policy.hosts import Host, LruHost
-from kvferry.bench.policy.trace import Turn
+from kvferry.replay.trace import Turn
 
 if TYPE_CHECKING:
     from kvferry.bench.policy.engine import Engine

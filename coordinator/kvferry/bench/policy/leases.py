@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job
 from kvferry.bench.policy.hosts import ChainHost, Host
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn
 from kvferry.core.retention import END, HOST, LEASE, TO_HOST, Action, Retention
 from kvferry.core.retention_gaps import GapModel
 from kvferry.core.retention_keeper import keeper
 from kvferry.core.retention_turnover import Turnover
 from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.replay.trace import BLOCK_TOKENS, Turn
 
 LEASE_BUDGET = 0.10
 """Share of an engine's memory that leases may hold: the connector's default."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kvferry.bench.policy.engine import Engine, Held
 from kvferry.bench.policy.fleet import Shared
-from kvferry.bench.policy.trace import BLOCK_TOKENS
 from kvferry.core.placement import Source, rank
+from kvferry.replay.trace import BLOCK_TOKENS
 
 
 class Choice(NamedTuple):

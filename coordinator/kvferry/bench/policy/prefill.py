@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job, Shared
 from kvferry.bench.policy.moves import Choice, Mover
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn
+from kvferry.replay.trace import BLOCK_TOKENS, Turn
 
 AHEAD_MAX = 4
 """Requests that have memory and may pull while another one is computed."""

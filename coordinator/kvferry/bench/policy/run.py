@@ -21,10 +21,10 @@ from kvferry.bench.policy.pool import BoundlessPool
 from kvferry.bench.policy.prefill import PrefillEngine
 from kvferry.bench.policy.shapes import Shape
 from kvferry.bench.policy.sizes import Sizes
-from kvferry.bench.policy.trace import Turn
 from kvferry.bench.policy.ttl import FixedPins
 from kvferry.core.retention_gaps import SessionGaps, learned
 from kvferry.core.retention_value import Rules
+from kvferry.replay.trace import Turn
 
 DECODE_SLACK = 8
 """How many more requests in flight than the idlest a session's own decode engine may have: the

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from kvferry.bench.policy.shapes import Shape
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn
 from kvferry.errors import ConfigError
+from kvferry.replay.trace import BLOCK_TOKENS, Turn
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(%|TB|GB)", re.IGNORECASE)
 _UNITS = {"gb": 10**9, "tb": 10**12}

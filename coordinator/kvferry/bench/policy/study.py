@@ -11,8 +11,8 @@ from kvferry.bench.policy.policies import HOSTED, INFINITE
 from kvferry.bench.policy.run import Plan, Run
 from kvferry.bench.policy.shapes import Shape
 from kvferry.bench.policy.sizes import Sizes, sizes_of
-from kvferry.bench.policy.trace import BLOCK_TOKENS, Turn, distinct_blocks
 from kvferry.core.retention_value import Rules
+from kvferry.replay.trace import BLOCK_TOKENS, Turn, distinct_blocks
 
 GOAL = 0.9
 """Share of the infinite cache's hits that is to be reached."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job
 from kvferry.bench.policy.keeper import CacheOnly
-from kvferry.bench.policy.trace import Turn
+from kvferry.replay.trace import Turn
 
 
 class FixedPins(CacheOnly):

@@ -8,7 +8,7 @@ recognises them, by a prompt that begins with the whole of an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -65,6 +65,10 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+Line = tuple[float, int, int, list[int]]
+"""When it came in seconds, tokens of prompt and answer, and hash ids."""
+
+
 def read_trace(path: Path, limit: int | None = None) -> list[Turn]:
     """The turns of a trace file, in the order of their times.
 
@@ -77,12 +81,12 @@ def read_trace(path: Path, limit: int | None = None) -> list[Turn]:
     """
     try:
         with path.open("rb") as file:
-            return turns_of(_parsed(file, str(path), limit))
+            return turns_of(trace_lines(file, f"--trace {path}", limit))
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be read: {error.strerror}") from error
 
 
-def turns_of(lines: Iterable[tuple[float, int, int, list[int]]]) -> list[Turn]:
+def turns_of(lines: Iterable[Line]) -> list[Turn]:
     """Turns from (time in s, prompt tokens, answer tokens, hash ids), with their sessions."""
     turns: list[Turn] = []
     ends: dict[int, Turn] = {}
@@ -111,9 +115,17 @@ def distinct_blocks(turns: Iterable[Turn]) -> int:
     return len({block for turn in turns for block in turn.chain})
 
 
-def _parsed(
-    file: Iterable[bytes], name: str, limit: int | None
-) -> Iterable[tuple[float, int, int, list[int]]]:
+def trace_lines(file: Iterable[bytes], name: str, limit: int | None = None) -> Iterator[Line]:
+    """The lines of a trace one by one, at most :data:`TURNS_MAX`.
+
+    Args:
+        file: its raw lines.
+        name: the option and the file, for errors.
+        limit: only so many from the beginning.
+
+    Raises:
+        ConfigError: a line cannot be used; names it and the cure.
+    """
     decoder = msgspec.json.Decoder(_Line)
     places: dict[int, tuple[int, int]] = {}
     before_ms, number, found = 0.0, 0, 0
@@ -135,7 +147,7 @@ def _parsed(
         before_ms, found = line.timestamp, found + 1
         yield line.timestamp / 1_000.0, line.input_length, line.output_length, line.hash_ids
     if not found:
-        raise ConfigError(f"--trace {name} holds no requests: give a Mooncake trace (JSON lines)")
+        raise ConfigError(f"{name} holds no requests: give a Mooncake trace (JSON lines)")
 
 
 def _check(
@@ -171,4 +183,4 @@ def _check(
 
 
 def _bad(name: str, number: int, what: str, cure: str) -> ConfigError:
-    return ConfigError(f"--trace {name} line {number}: {what}; {cure}")
+    return ConfigError(f"{name} line {number}: {what}; {cure}")
