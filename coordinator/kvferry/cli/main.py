@@ -12,6 +12,7 @@ from kvferry.cli import (
     audit,
     bench,
     coordinator,
+    diff,
     doctor,
     events,
     explain,
@@ -101,6 +102,7 @@ app.command("status", rich_help_panel=LOOK)(status.command)
 app.command("events", rich_help_panel=LOOK)(events.command)
 app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
+app.command("diff", cls=diff.PointsCommand, rich_help_panel=LOOK)(diff.command)
 app.command("audit", rich_help_panel=LOOK)(audit.command)
 app.command("export", rich_help_panel=LOOK)(export.command)
 app.command("import", rich_help_panel=LOOK)(importing.command)
