@@ -22,6 +22,7 @@ from kvferry.cli import (
     policy,
     replay,
     status,
+    top,
     up,
     version,
 )
@@ -99,6 +100,7 @@ app.command("demo", rich_help_panel=RUN, context_settings=plugins.PASS_ON)(
     )
 )
 app.command("status", rich_help_panel=LOOK)(status.command)
+app.command("top", rich_help_panel=LOOK)(top.command)
 app.command("events", rich_help_panel=LOOK)(events.command)
 app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)

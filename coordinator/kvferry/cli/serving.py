@@ -47,14 +47,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Set by Ctrl-C or SIGTERM. A second signal ends the process at once."""
+    """Set by Ctrl-C, SIGTERM or a signal of ``also``. A second signal ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: tuple[signal.Signals, ...] = ()) -> None:
         self.event = asyncio.Event()
+        self._signals = SIGNALS + also
 
     def __enter__(self) -> StopRequest:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self._signals:
             loop.add_signal_handler(number, self._on_signal)
         return self
 
@@ -67,7 +68,7 @@ class StopRequest:
 
     def _release(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "router",
     "demo",
     "status",
+    "top",
     "events",
     "explain",
     "replay",
@@ -84,6 +85,7 @@ def test_the_version_is_told_in_three_ways() -> None:
     "arguments",
     [
         ["status"],
+        ["top"],
         ["events"],
         ["replay"],
         ["audit"],
