@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import (
+    advise,
     audit,
     bench,
     coordinator,
@@ -106,6 +107,7 @@ app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
 app.command("diff", cls=diff.PointsCommand, rich_help_panel=LOOK)(diff.command)
 app.command("audit", rich_help_panel=LOOK)(audit.command)
+app.command("advise", rich_help_panel=LOOK)(advise.command)
 app.command("export", rich_help_panel=LOOK)(export.command)
 app.command("import", rich_help_panel=LOOK)(importing.command)
 app.command("doctor", rich_help_panel=LOOK)(doctor.command)

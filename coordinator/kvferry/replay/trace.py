@@ -8,8 +8,9 @@ recognises them, by a prompt that begins with the whole of an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -65,6 +66,32 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+T = TypeVar("T")
+
+
+class Ends(Generic[T]):
+    """Which earlier prompt a prompt continues: the longest whose end lies within it.
+
+    Args:
+        ends_max: so many ends are remembered; the oldest give way.
+    """
+
+    def __init__(self, ends_max: int = TURNS_MAX) -> None:
+        self._max = ends_max
+        self._ends: dict[int, T] = {}
+
+    def longest(self, marks: Sequence[int]) -> T | None:
+        """What was kept for the last of these marks that is an end; None if none is."""
+        return next((self._ends[mark] for mark in reversed(marks) if mark in self._ends), None)
+
+    def keep(self, mark: int, turn: T) -> None:
+        """A prompt ends at this mark; a later one replaces an earlier one."""
+        self._ends.pop(mark, None)
+        self._ends[mark] = turn
+        if len(self._ends) > self._max:
+            del self._ends[next(iter(self._ends))]
+
+
 Line = tuple[float, int, int, list[int]]
 """When it came in seconds, tokens of prompt and answer, and hash ids."""
 
@@ -89,11 +116,10 @@ def read_trace(path: Path, limit: int | None = None) -> list[Turn]:
 def turns_of(lines: Iterable[Line]) -> list[Turn]:
     """Turns from (time in s, prompt tokens, answer tokens, hash ids), with their sessions."""
     turns: list[Turn] = []
-    ends: dict[int, Turn] = {}
-    """A block to the last turn whose shareable prompt ends there."""
+    ends: Ends[Turn] = Ends()
     for at_s, tokens, answer, ids in lines:
         chain = tuple(ids[: (tokens - 1) // BLOCK_TOKENS])
-        parent = next((ends[block] for block in reversed(chain) if block in ends), None)
+        parent = ends.longest(chain)
         turn = Turn(
             index=len(turns),
             at_s=at_s,
@@ -106,7 +132,7 @@ def turns_of(lines: Iterable[Line]) -> list[Turn]:
         )
         turns.append(turn)
         if len(chain) >= TURN_BLOCKS_MIN:
-            ends[chain[-1]] = turn
+            ends.keep(chain[-1], turn)
     return turns
 
 
