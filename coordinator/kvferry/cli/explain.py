@@ -1,4 +1,4 @@
-"""`kvferry explain`: the whole story of one request."""
+"""`kvferry explain`: the whole story of one request, session, transfer or block."""
 
 from __future__ import annotations
 
@@ -10,28 +10,41 @@ import typer
 from kvferry.cli import guard, render
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
-from kvferry.cli.times import clock
-from kvferry.replay.explain import ITEMS_MAX, Story, explain
+from kvferry.cli.progress import progress
+from kvferry.cli.times import clock, duration
+from kvferry.replay.blockstory import NAMED, as_hash
+from kvferry.replay.explain import ITEMS_MAX, explain
+from kvferry.replay.stories import REQUEST, MissCause, Story
+from kvferry.replay.timing import Part
+
+CAUSES_SHOWN_MAX = 20
+TIMED_SHOWN_MAX = 40
+"""Requests and pins whose times are printed; a JSON document always has all."""
 
 
 @guard.guarded
 def command(
-    request: Annotated[
+    asked: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST",
+            metavar="REQUEST|SESSION|TRANSFER|BLOCK",
             help="The engine's request id, the router's (x-kvferry-request), the client's "
-            "X-Request-Id, or a transfer's id.",
+            "X-Request-Id; a session's or a transfer's id; or a block's chain hash, 64 hex digits "
+            "or the first 16.",
         ),
     ],
     nats: NatsOption = None,
     file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what happened to a request: what was reused from where, or why nothing was.
+    """Tell the story of a request, session, transfer or block, in order and in plain words.
+
+    What was reused from where and how long each part took, or why nothing was: never produced,
+    evicted (when, why, how long before it was wanted), source gone, diverged, refused, too dear
+    (with the numbers), plan late, or transfer failed (where).
 
     Reads the ledger itself, so it works without a coordinator. An unknown id gets the nearest
-    known ones, and code 1.
+    known ones of every kind, and code 1.
 
     Examples:
 
@@ -39,9 +52,11 @@ def command(
 
       kvferry explain chatcmpl-8f2c41d0 --json
 
-      kvferry explain chatcmpl-8f2c41d0 --file monday.kvf
+      kvferry explain my-session --file monday.kvf
+
+      kvferry explain 3f9a1c0be4d27781             a block, by the start of its chain hash
     """
-    story = guard.run(_read(nats, file, request))
+    story = guard.run(_read(nats, file, asked))
     if as_json:
         print_document(story)
     elif story.found:
@@ -52,25 +67,60 @@ def command(
         raise typer.Exit(guard.TROUBLE)
 
 
-async def _read(nats: str | None, file: Path | None, request: str) -> Story:
+async def _read(nats: str | None, file: Path | None, asked: str) -> Story:
     async with open_log(nats, file) as ledger:
-        return await explain(ledger, request)
+        with progress("reading the ledger") as report:
+            return await explain(ledger, asked, progress=report)
 
 
 def _print(story: Story) -> None:
-    render.line(f"request {', '.join(story.requests) or story.asked}")
+    names = ", ".join(story.requests) or story.asked
+    render.line(f"request {names}" if story.kind == REQUEST else f"{story.kind} {story.asked}")
+    if story.kind != REQUEST and story.requests:
+        render.line(f"of requests {names}")
     for item in story.items:
         detail = "  (detail)" if item.lane == "blocks" else ""
         render.line(f"  {item.seq:>7}  {clock(item.stored_ms)}  {item.text}{detail}")
     if story.truncated:
         render.line(f"  only the first {ITEMS_MAX} events are shown")
+    _print_times(story.parts)
     render.line(f"\n{story.conclusion}")
+    for cause in story.causes[:CAUSES_SHOWN_MAX]:
+        render.line(f"why: {_why(cause, alone=len(story.causes) == 1)}")
+    if len(story.causes) > CAUSES_SHOWN_MAX:
+        render.line(f"why: {len(story.causes) - CAUSES_SHOWN_MAX:,} more; see --json")
     if story.cure:
         render.line(f"cure: {story.cure}")
 
 
+def _print_times(parts: tuple[Part, ...]) -> None:
+    took: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        took.setdefault((part.node, part.of), []).append(f"{part.what} {duration(part.ms)}")
+    if took:
+        render.line("\ntimes, each on its node's own clock:")
+    for (node, of), listed in list(took.items())[:TIMED_SHOWN_MAX]:
+        render.line(f"  {node}  {of}: {', '.join(listed)}")
+    if len(took) > TIMED_SHOWN_MAX:
+        render.line(f"  {len(took) - TIMED_SHOWN_MAX:,} more; see --json")
+
+
+def _why(cause: MissCause, *, alone: bool) -> str:
+    who = "" if alone else f"{cause.node}, request {cause.request}: "
+    when = f" (at {clock(cause.ended_ms)}, message {cause.ended_seq})" if cause.ended_seq else ""
+    return f"{who}{cause.text}{when}"
+
+
 def _unknown(story: Story) -> str:
-    text = f"the ledger knows no request {story.asked!r}"
-    if story.near:
-        return f"{text}\nknown ones: {', '.join(story.near)}"
+    text = f"the ledger knows no request, session, transfer or block {story.asked!r}"
+    if as_hash(story.asked):
+        text += f"; {NAMED}"
+    near = (
+        ("requests", story.near),
+        ("sessions", story.near_sessions),
+        ("transfers", story.near_transfers),
+    )
+    known = [f"known {kind}: {', '.join(ids)}" for kind, ids in near if ids]
+    if known:
+        return "\n".join((text, *known))
     return f"{text}; it holds no request at all yet, or has dropped them by age"

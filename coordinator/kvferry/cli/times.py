@@ -9,6 +9,7 @@ from datetime import datetime
 import msgspec
 
 from kvferry.errors import ConfigError
+from kvferry.replay.words import duration as duration
 
 FORMS = (
     "a stream sequence (1234), a moment (2026-01-31T10:15:00Z; without a zone it is local time), "
@@ -63,16 +64,3 @@ def iso(unix_ms: int) -> str:
 def clock(unix_ms: int) -> str:
     """The time of day, for one line of an event list."""
     return datetime.fromtimestamp(unix_ms / 1_000).strftime("%H:%M:%S.%f")[:-3]
-
-
-def duration(ms: float) -> str:
-    """A length of time in the largest unit that keeps it readable."""
-    if ms < 1_000:
-        return f"{ms:.0f} ms"
-    if ms < 120_000:
-        return f"{ms / 1_000:.1f} s"
-    if ms < 7_200_000:
-        return f"{ms / 60_000:.0f} min"
-    if ms < 172_800_000:
-        return f"{ms / 3_600_000:.1f} h"
-    return f"{ms / 86_400_000:.1f} d"

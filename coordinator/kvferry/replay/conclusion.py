@@ -65,6 +65,33 @@ def conclude(events: Sequence[tuple[str, AnyEvent]]) -> tuple[str, str]:
     return "; ".join(lines), " ".join(dict.fromkeys(cure for cure in cures if cure))
 
 
+def failure(event: TransferFailed) -> str:
+    """Why a transfer failed, in plain words, with what its writer added and how it was fenced."""
+    why = _FAILURES.get(event.reason, event.reason)
+    detail = f" ({event.detail})" if event.detail else ""
+    fence = f", fenced by {event.fence}" if event.fence else ""
+    return f"{why}{detail}{fence}"
+
+
+def predicted(event: Requested) -> str:
+    """The numbers of a decision, in brackets; empty where it had none."""
+    if not event.predicted_ms and not event.recompute_ms:
+        return ""
+    queue = f", {event.queue_ms:.3g} ms of it waiting," if event.queue_ms else ""
+    return (
+        f" (predicted: {event.predicted_ms:.3g} ms to move{queue} against "
+        f"{event.recompute_ms:.3g} ms to compute)"
+    )
+
+
+def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
+    """The last numbers on which nothing was pulled for a request."""
+    found = [
+        predicted(one) for _, one in events if isinstance(one, Requested) and one.request == request
+    ]
+    return found[-1] if found else ""
+
+
 def _ended(
     node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
 ) -> tuple[str, str]:
@@ -82,16 +109,15 @@ def _ended(
     ]
     if failed:
         last = failed[-1]
-        why = _FAILURES.get(last.reason, last.reason)
-        detail = f" ({last.detail})" if last.detail else ""
         return (
-            f"{parts}{own}a transfer from {last.source} failed at {last.stage}: {why}{detail}",
+            f"{parts}{own}a transfer from {last.source} failed at {last.stage}: {failure(last)}",
             "the request was answered all the same; look at the source's log if it happens again",
         )
     miss = event.miss or _miss_of(event.request, events)
     if miss:
         known = cause(miss)
-        return f"{parts}{own}nothing was pulled because {known.meaning}", known.cure
+        numbers = _numbers(event.request, events)
+        return f"{parts}{own}nothing was pulled because {known.meaning}{numbers}", known.cure
     return f"{parts}{own}nothing had to be pulled", ""
 
 
@@ -109,7 +135,8 @@ def _running(
         )
     known = cause(event.miss)
     return (
-        f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}; {end}",
+        f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}"
+        f"{predicted(event)}; {end}",
         known.cure,
     )
 

@@ -1,106 +1,181 @@
-"""The whole story of one request, from the ledger alone."""
+"""The whole story of one request, session, transfer or block, from the ledger alone."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import AsyncIterator
-
-import msgspec
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
 
 from kvferry.core.envelope import Batch, Entry
-from kvferry.core.events import NAMES, AnyEvent, PinEnded
-from kvferry.core.story import describe
+from kvferry.core.events import PinEnded, Requested, TransferFailed, Transferred
 from kvferry.errors import CodecError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored
+from kvferry.replay.blockstory import BlockSearch, as_hash, conclude_block
 from kvferry.replay.conclusion import conclude
+from kvferry.replay.earlier import EarlierOffers, wanted_in
+from kvferry.replay.fate import fate
+from kvferry.replay.fold import Progress
 from kvferry.replay.reading import closing
 from kvferry.replay.related import Related
+from kvferry.replay.sessionstory import conclude_session, conclude_transfer
 from kvferry.replay.step import read_batch
+from kvferry.replay.stories import BLOCK, SESSION, TRANSFER, MissCause, Story, StoryItem, item
+from kvferry.replay.timing import parts
 
-NEAR_MAX = 5
 ITEMS_MAX = 5_000
 PINS_MAX = 50_000
+PROGRESS_MESSAGES = 256
 
 
-class StoryItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a story."""
+class Selector(Protocol):
+    """Says which events belong to a story."""
 
-    stream: str
-    seq: int
-    stored_ms: int
-    space: str
-    node: str
-    lane: str
-    event: str
-    text: str
-    """The event in plain words."""
-    body: AnyEvent
+    transfers: set[str]
+
+    def concerns(self, batch: Batch, entry: Entry) -> bool: ...
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the ledger says about one request."""
-
-    asked: str
-    found: bool
-    requests: tuple[str, ...] = ()
-    """All ids under which engines and routers know it."""
-    transfers: tuple[str, ...] = ()
-    items: tuple[StoryItem, ...] = ()
-    """In the order in which the server stored them."""
-    conclusion: str = ""
-    cure: str = ""
-    """What to do about a miss or a failure; empty when there is nothing to cure."""
-    near: tuple[str, ...] = ()
-    """For an unknown id: known ids that are like it, else the latest ones."""
-    truncated: bool = False
-    """There were more than :data:`ITEMS_MAX` events; the first are given."""
-
-
-async def explain(log: LogPort, request_id: str) -> Story:
-    """The story of a request.
+async def explain(log: LogPort, asked: str, *, progress: Progress | None = None) -> Story:
+    """The story of a request, a session, a transfer or a block.
 
     Args:
         log: the ledger; no coordinator is needed.
-        request_id: an engine's request id, the router's or client's (``X-Request-Id``), a part of
-            at least 8 characters that engines embed in theirs, or a transfer id.
+        asked: an engine's request id, the router's or client's (``X-Request-Id``), a part of
+            at least 8 characters that engines embed in theirs; a session's or a transfer's id; or
+            a block's chain hash, 64 hex digits or the first 16.
+        progress: told as (message, last message), once over for each pass.
 
     Raises:
         LedgerUnavailable: the log does not answer.
     """
-    related = Related(request_id)
-    async for _, batch in _batches(log, FACTS_STREAM):
+    related = Related(asked)
+    async for _, batch in _batches(log, FACTS_STREAM, progress):
         for entry in batch.entries:
             related.learn(entry)
-    items, truncated = await _select(log, related)
+    if not related.found:
+        block = as_hash(asked)
+        story = await _explain_block(log, asked, block, progress) if block else None
+        if story is not None:
+            return story
+    items, truncated = await _select(log, related, progress)
     if not items:
-        return Story(asked=request_id, found=False, near=_near(request_id, related.known()))
-    conclusion, cure = conclude([(item.node, item.body) for item in items])
+        near, sessions, transfers = related.known.near(asked)
+        return Story(
+            asked=asked,
+            found=False,
+            near=near,
+            near_sessions=sessions,
+            near_transfers=transfers,
+        )
+    causes, earlier = await _causes(log, items, progress)
+    items = _ordered(_merged(items, earlier))
+    events = [(one.node, one.body) for one in items]
+    if related.kind == SESSION:
+        conclusion, cure = conclude_session(asked, items)
+    elif related.kind == TRANSFER:
+        conclusion, cure = conclude_transfer(asked, items)
+    else:
+        conclusion, cure = conclude(events)
     return Story(
-        asked=request_id,
+        asked=asked,
         found=True,
-        requests=tuple(sorted(related.requests)),
+        kind=related.kind,
+        requests=tuple(sorted(related.requests or _asking(items))),
         transfers=tuple(sorted(related.transfers)),
         items=tuple(items),
+        parts=parts(events),
         conclusion=conclusion,
+        causes=causes,
         cure=cure,
         truncated=truncated,
     )
 
 
-async def _select(log: LogPort, related: Related) -> tuple[list[StoryItem], bool]:
+async def _explain_block(
+    log: LogPort, asked: str, block: bytes, progress: Progress | None
+) -> Story | None:
+    search = BlockSearch(block)
+    for stream in (FACTS_STREAM, BLOCKS_STREAM):
+        async for _, batch in _batches(log, stream, progress):
+            for entry in batch.entries:
+                search.learn(batch, entry)
+    if not search.found:
+        return None
+    items, truncated = await _select(log, search, progress)
+    return Story(
+        asked=asked,
+        found=True,
+        kind=BLOCK,
+        requests=tuple(sorted(search.requests)),
+        transfers=tuple(sorted(search.transfers)),
+        items=tuple(items),
+        parts=parts((one.node, one.body) for one in items),
+        conclusion=conclude_block(search, items),
+        truncated=truncated,
+    )
+
+
+async def _causes(
+    log: LogPort, items: list[StoryItem], progress: Progress | None
+) -> tuple[tuple[MissCause, ...], list[StoryItem]]:
+    """What became of what the story's requests wanted, and the events that tell it."""
+    wanted = wanted_in(items)
+    if not wanted:
+        return (), []
+    offers = EarlierOffers(wanted)
+    async with aclosing(_batches(log, FACTS_STREAM, progress)) as batches:
+        async for stored, batch in batches:
+            if offers.done(stored):
+                break
+            offers.feed(FACTS_STREAM, stored, batch)
+    causes: list[MissCause] = []
+    told_by: list[StoryItem] = []
+    for one, kept in offers.finish():
+        cause = fate(one, kept)
+        if cause is None:
+            continue
+        causes.append(cause)
+        if kept is not None:
+            told_by.append(kept.begun)
+            if kept.ended is not None and cause.ended_seq:
+                told_by.append(kept.ended)
+    return tuple(causes), told_by
+
+
+def _asking(items: list[StoryItem]) -> set[str]:
+    """Whose transfer it is."""
+    return {
+        one.body.request
+        for one in items
+        if isinstance(one.body, Requested | Transferred | TransferFailed)
+    }
+
+
+def _merged(items: list[StoryItem], more: list[StoryItem]) -> list[StoryItem]:
+    known = {(one.stream, one.seq, one.text) for one in items}
+    for one in more:
+        if (key := (one.stream, one.seq, one.text)) not in known:
+            known.add(key)
+            items.append(one)
+    return items
+
+
+async def _select(
+    log: LogPort, related: Selector, progress: Progress | None
+) -> tuple[list[StoryItem], bool]:
     items: list[StoryItem] = []
     # Sources and targets write independently, so a pin's end may lie before its transfer.
     pins: dict[str, StoryItem] = {}
     for stream in (FACTS_STREAM, BLOCKS_STREAM):
-        async for stored, batch in _batches(log, stream):
+        async for stored, batch in _batches(log, stream, progress):
             for entry in batch.entries:
                 if related.concerns(batch, entry):
                     if len(items) < ITEMS_MAX:
-                        items.append(_item(stream, stored, batch, entry))
+                        items.append(item(stream, stored, batch, entry))
                     else:
                         return _ordered(items), True
                 elif isinstance(entry.event, PinEnded) and len(pins) < PINS_MAX:
-                    pins[entry.event.transfer] = _item(stream, stored, batch, entry)
+                    pins[entry.event.transfer] = item(stream, stored, batch, entry)
     items += [pin for transfer, pin in pins.items() if transfer in related.transfers]
     return _ordered(items), False
 
@@ -110,31 +185,17 @@ def _ordered(items: list[StoryItem]) -> list[StoryItem]:
     return sorted(items, key=lambda item: (item.stored_ms, item.stream, item.seq))
 
 
-def _item(stream: str, stored: Stored, batch: Batch, entry: Entry) -> StoryItem:
-    return StoryItem(
-        stream=stream,
-        seq=stored.seq,
-        stored_ms=stored.stored_ms,
-        space=batch.space,
-        node=batch.node,
-        lane=batch.lane,
-        event=NAMES[type(entry.event)],
-        text=describe(batch.node, entry.event),
-        body=entry.event,
-    )
-
-
-async def _batches(log: LogPort, stream: str) -> AsyncIterator[tuple[Stored, Batch]]:
+async def _batches(
+    log: LogPort, stream: str, progress: Progress | None
+) -> AsyncGenerator[tuple[Stored, Batch]]:
     """The readable batches of a stream up to its present end; others are `status`'s business."""
+    last = (await log.bounds(stream)).last if progress is not None else 0
     async with closing(log.read(stream)) as messages:
         async for stored in messages:
+            if progress is not None and stored.seq % PROGRESS_MESSAGES == 0:
+                progress(stored.seq, last)
             try:
                 batch = read_batch(stored)
             except CodecError:
                 continue
             yield stored, batch
-
-
-def _near(asked: str, known: list[str]) -> tuple[str, ...]:
-    like = difflib.get_close_matches(asked, known, n=NEAR_MAX, cutoff=0.5)
-    return tuple(like) if like else tuple(reversed(known[-NEAR_MAX:]))

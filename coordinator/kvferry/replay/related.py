@@ -1,8 +1,6 @@
-"""Which events belong to one request: by its ids, its transfers, its offers and its turn."""
+"""Which events belong to a request, a session or a transfer: by ids, offers and turns."""
 
 from __future__ import annotations
-
-from collections import deque
 
 from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
@@ -22,9 +20,9 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.replay.known import Known
+from kvferry.replay.stories import REQUEST, SESSION, TRANSFER
 
-KNOWN_MAX = 20_000
-"""Request ids that are remembered to suggest near ones."""
 EMBEDDED_CHARS_MIN = 8
 """A shorter id must match in full, for it would be found inside foreign ones."""
 
@@ -52,8 +50,16 @@ def request_ids(entry: Entry) -> tuple[str, ...]:
     return tuple(one for one in ids if one)
 
 
+def session_of(entry: Entry) -> str:
+    """The session that an event names; empty if none."""
+    event = entry.event
+    if isinstance(event, Requested | RequestEnded | TurnEnded | Retained):
+        return event.session
+    return ""
+
+
 class Related:
-    """The ids of one request, learned event by event, in two passes over the ledger.
+    """The ids of a request, a session or a transfer, learned in two passes over the ledger.
 
     A turn joins the ids of both engines and is written last, so the first pass only learns; the
     second selects.
@@ -64,20 +70,27 @@ class Related:
         self.requests: set[str] = set()
         self.transfers: set[str] = set()
         self.offers: set[str] = set()
-        self._known: deque[str] = deque(maxlen=KNOWN_MAX)
+        self.known = Known()
+        self._session = False
+        """Whether the ledger names a session as it was asked for."""
         self._running: dict[str, tuple[str, str]] = {}
         """Second pass: request to node and incarnation, while its end was not met yet."""
 
     def learn(self, entry: Entry) -> None:
         """First pass: does this event tie ids to the request?"""
         ids = request_ids(entry)
+        session = session_of(entry)
+        in_session = bool(session) and session == self.asked
+        self._session = self._session or in_session
+        if session:
+            self.known.sessions.append(session)
         if not ids:
             return
         joins = isinstance(entry.event, Requested | RequestEnded | TurnEnded)
         if joins:
-            self._known.extend(ids)
-        if any(one in self.requests or names_request(self.asked, one) for one in ids):
-            if joins:
+            self.known.requests.extend(ids)
+        if in_session or any(one in self.requests or names_request(self.asked, one) for one in ids):
+            if joins or in_session:
                 self.requests.update(ids)
             else:
                 self.requests.update(one for one in ids if names_request(self.asked, one))
@@ -85,6 +98,8 @@ class Related:
 
     def _learn_transfer(self, entry: Entry) -> None:
         event = entry.event
+        if isinstance(event, Requested) and event.transfer:
+            self.known.transfers.append(event.transfer)
         if (
             isinstance(event, Requested | Transferred | TransferFailed)
             and event.transfer
@@ -107,6 +122,8 @@ class Related:
         if isinstance(event, NodeLeft | NodeClosed | NodeJoined):
             return self._ends_a_life(batch, event)
         if isinstance(event, Retained | Evicted):
+            if isinstance(event, Retained) and self._session and event.session == self.asked:
+                self.offers.add(event.offer)
             return event.offer in self.offers
         if isinstance(event, Requested | Transferred | TransferFailed):
             return event.transfer in self.transfers
@@ -130,6 +147,14 @@ class Related:
                     return True
         return False
 
-    def known(self) -> list[str]:
-        """Request ids of the ledger, the latest last."""
-        return list(dict.fromkeys(self._known))
+    @property
+    def found(self) -> bool:
+        """After the first pass: does the ledger know what was asked for?"""
+        return bool(self._session or self.requests or self.transfers)
+
+    @property
+    def kind(self) -> str:
+        """What was asked for: ``session``, ``request`` or ``transfer``."""
+        if self._session:
+            return SESSION
+        return REQUEST if self.requests else TRANSFER

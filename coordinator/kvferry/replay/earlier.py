@@ -1,0 +1,250 @@
+"""What became of the KV that a request wanted: the earlier offer, and how and when it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvferry.core.envelope import Batch, Entry
+from kvferry.core.events import (
+    Evicted,
+    Inventory,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
+    Produced,
+    Requested,
+    RequestEnded,
+    Retained,
+    TransferFailed,
+)
+from kvferry.ids import SHORT_BYTES, sample_stride
+from kvferry.ports.log import Stored
+from kvferry.replay.stories import StoryItem, item
+
+OFFERS_MAX = 20_000
+"""Offers that are remembered while looking for an earlier one; the oldest go first."""
+LATE_MS = 10_000
+"""An end that the ledger learns of so much later may still be why the blocks were not there."""
+WORDS = frozenset(
+    ("nothing_held", "diverged", "not_offered", "expired_hint", "node_left", "peer_unreachable")
+)
+"""Misses whose cause lies in what happened to an earlier offer."""
+FAILED = "transfer_failed"
+"""Stands in :attr:`Wanted.word` for a transfer that the source broke off or declared void."""
+BROKEN = frozenset(("void", "refused", "unreachable"))
+"""Reasons of failed transfers that an end of the source's offer may explain."""
+
+
+class Wanted(msgspec.Struct, kw_only=True):
+    """A request that got nothing from others, or less than it wanted."""
+
+    request: str
+    node: str
+    space: str
+    seq: int
+    stored_ms: int
+    session: str
+    word: str
+    hashes: frozenset[bytes]
+    """Short hashes of its own chain, as far as the ledger names them."""
+    first_turn: bool = True
+    """No request of its session had ended before."""
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """An offer or lease that may have been what a request wanted."""
+
+    offer: str
+    node: str
+    space: str
+    request: str
+    session: str
+    count: int
+    """Blocks at its longest."""
+    now: int
+    depths: dict[bytes, int]
+    """Hashes of wanted chains that it holds: how many blocks of the chain each commits to."""
+    begun: StoryItem
+    ended: StoryItem | None = None
+    """What ended it, or last shortened it."""
+    reason: str = ""
+
+    def depth(self, wanted: Wanted) -> int:
+        """Blocks of the wanted chain that it held; its whole length where no hash tells."""
+        if not wanted.hashes:
+            return self.count
+        return max((self.depths[one] for one in wanted.hashes & self.depths.keys()), default=0)
+
+
+def wanted_in(items: Sequence[StoryItem]) -> list[Wanted]:
+    """The misses of a story whose cause is to be looked for, in order; one a request."""
+    chains: dict[str, set[bytes]] = {}
+    for one in items:
+        match one.body:
+            case Retained() | Produced():
+                chains.setdefault(one.body.request, set()).update(_split(one.body.hashes))
+    broken = {
+        one.body.transfer
+        for one in items
+        if isinstance(one.body, TransferFailed) and one.body.reason in BROKEN
+    }
+    found: dict[str, Wanted] = {}
+    for one in items:
+        body = one.body
+        if not isinstance(body, Requested | RequestEnded):
+            continue
+        word = body.miss.partition("@")[0]
+        if isinstance(body, Requested) and body.transfer in broken:
+            word = FAILED
+        moved = isinstance(body, RequestEnded) and body.pulled_tokens
+        if (word in WORDS or word == FAILED) and not moved and body.request not in found:
+            found[body.request] = Wanted(
+                request=body.request,
+                node=one.node,
+                space=one.space,
+                seq=one.seq,
+                stored_ms=one.stored_ms,
+                session=body.session,
+                word=word,
+                hashes=frozenset(chains.get(body.request, ())),
+            )
+    return list(found.values())
+
+
+class EarlierOffers:
+    """Fed the facts in order, it finds for each wanted run the offer that came nearest."""
+
+    def __init__(self, wanted: Iterable[Wanted]) -> None:
+        self._waiting = sorted(wanted, key=lambda one: one.seq)
+        self._hashes = frozenset().union(*(one.hashes for one in self._waiting))
+        self._sessions = {one.session for one in self._waiting if one.session}
+        self._until_ms = max((one.stored_ms for one in self._waiting), default=0) + LATE_MS
+        self._offers: dict[str, Kept] = {}
+        self._strides: dict[str, int] = {}
+        self._lives: dict[str, str] = {}
+        self._listed: dict[str, set[str]] = {}
+        self._answered: set[str] = set()
+        """Sessions of which a request has ended."""
+        self.chosen: list[tuple[Wanted, Kept | None]] = []
+
+    def done(self, stored: Stored) -> bool:
+        """Whether nothing from this message on can matter."""
+        return not self._waiting and stored.stored_ms > self._until_ms
+
+    def feed(self, stream: str, stored: Stored, batch: Batch) -> None:
+        """One batch of facts."""
+        while self._waiting and self._waiting[0].seq <= stored.seq:
+            wanted = self._waiting.pop(0)
+            self.chosen.append((wanted, self._choose(wanted)))
+        for entry in batch.entries:
+            self._note(stream, stored, batch, entry)
+
+    def finish(self) -> list[tuple[Wanted, Kept | None]]:
+        """What was found, in the order in which it was wanted."""
+        self.chosen += [(wanted, self._choose(wanted)) for wanted in self._waiting]
+        self._waiting = []
+        return self.chosen
+
+    def _choose(self, wanted: Wanted) -> Kept | None:
+        wanted.first_turn = wanted.session not in self._answered
+
+        def worth(kept: Kept) -> tuple[int, bool, int]:
+            depth = kept.depth(wanted)
+            return depth, kept.now >= depth, kept.begun.seq
+
+        near = [
+            kept
+            for kept in self._offers.values()
+            if kept.space == wanted.space
+            and kept.request != wanted.request
+            and (kept.depths.keys() & wanted.hashes or _of_session(kept, wanted))
+        ]
+        return max(near, key=worth, default=None)
+
+    def _note(self, stream: str, stored: Stored, batch: Batch, entry: Entry) -> None:
+        event = entry.event
+        match event:
+            case RequestEnded() if event.session in self._sessions:
+                self._answered.add(event.session)
+            case Retained():
+                self._retained(batch, event, item(stream, stored, batch, entry))
+            case Evicted():
+                self._evicted(event, batch, stored, stream, entry)
+            case NodeJoined():
+                if event.block_size > 0:
+                    self._strides[batch.node] = sample_stride(event.block_size)
+                if self._lives.get(batch.node, event.incarnation) != event.incarnation:
+                    self._gone(batch.node, "restarted", item(stream, stored, batch, entry))
+                self._lives[batch.node] = event.incarnation
+            case NodeLeft():
+                self._gone(event.node, "node_left", item(stream, stored, batch, entry))
+            case NodeClosed():
+                self._gone(batch.node, "node_closed", item(stream, stored, batch, entry))
+            case Inventory():
+                self._inventory(batch, event, item(stream, stored, batch, entry))
+
+    def _retained(self, batch: Batch, event: Retained, told: StoryItem) -> None:
+        stride = self._strides.get(batch.node, 1)
+        depths = {
+            one: min(event.count, (event.base // stride + at + 1) * stride)
+            for at, one in enumerate(_split(event.hashes))
+            if one in self._hashes
+        }
+        if not depths and event.session not in self._sessions:
+            return
+        known = self._offers.get(event.offer)
+        if known is not None and known.now > 0:
+            known.count, known.now = max(known.count, event.count), event.count
+            known.depths.update(depths)
+            known.ended, known.reason = None, ""
+            return
+        while len(self._offers) >= OFFERS_MAX:
+            del self._offers[next(iter(self._offers))]
+        self._offers[event.offer] = Kept(
+            offer=event.offer,
+            node=batch.node,
+            space=batch.space,
+            request=event.request,
+            session=event.session,
+            count=event.count,
+            now=event.count,
+            depths=depths,
+            begun=told,
+        )
+
+    def _evicted(
+        self, event: Evicted, batch: Batch, stored: Stored, stream: str, entry: Entry
+    ) -> None:
+        kept = self._offers.get(event.offer)
+        if kept is None or kept.node != batch.node or event.keep >= kept.now:
+            return
+        kept.now = max(0, event.keep)
+        kept.ended = item(stream, stored, batch, entry)
+        kept.reason = event.reason
+
+    def _gone(self, node: str, reason: str, told: StoryItem) -> None:
+        for kept in self._offers.values():
+            if kept.node == node and kept.space == told.space and kept.now > 0:
+                kept.now, kept.ended, kept.reason = 0, told, reason
+
+    def _inventory(self, batch: Batch, event: Inventory, told: StoryItem) -> None:
+        listed = self._listed.setdefault(batch.node, set())
+        listed.update(one.offer for one in event.offers)
+        for one in event.offers:
+            self._retained(batch, one, told)
+        if not event.last:
+            return
+        for kept in self._offers.values():
+            if kept.node == batch.node and kept.now > 0 and kept.offer not in listed:
+                kept.now, kept.ended, kept.reason = 0, told, "unlisted"
+        del self._listed[batch.node]
+
+
+def _of_session(kept: Kept, wanted: Wanted) -> bool:
+    return bool(wanted.session) and kept.session == wanted.session
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + SHORT_BYTES] for at in range(0, len(hashes), SHORT_BYTES)]

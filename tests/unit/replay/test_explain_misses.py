@@ -1,0 +1,198 @@
+"""Why a request got nothing: every cause has a scenario, and its story is told word for word."""
+
+from __future__ import annotations
+
+from tests.unit.replay.dated import DatedLog, computed, kept, written
+from tests.unit.replay.writer import Records
+
+from kvferry.core.events import (
+    AnyEvent,
+    Evicted,
+    NodeClosed,
+    NodeLeft,
+    PinEnded,
+    Requested,
+    Retained,
+    TransferFailed,
+)
+from kvferry.replay.explain import explain
+from kvferry.replay.stories import Story
+
+
+async def told(*moments: tuple[float, str, AnyEvent], asked: str = "turn-2") -> Story:
+    """The story after these (second, writer, event); ``c-1`` is the coordinator."""
+    log = DatedLog()
+    records = Records(log)
+    for node in ("p0", "d0"):
+        await records.join(node)
+    for second, node, event in moments:
+        log.now_s = second
+        await records.write(node, event, lane="coord" if node == "c-1" else "facts")
+    return await explain(log, asked)
+
+
+def turn_1(session: str = "s-1") -> tuple[tuple[float, str, AnyEvent], ...]:
+    return (
+        (1.0, "d0", computed("turn-1", 1_000, session=session)),
+        (1.0, "d0", kept("d0.1", 64, "turn-1", session)),
+    )
+
+
+def turn_2(
+    miss: str = "nothing_held", session: str = "s-1", **numbers: float
+) -> tuple[tuple[float, str, AnyEvent], ...]:
+    asked = Requested(request="turn-2", wanted=66, miss=miss, session=session, **numbers)  # type: ignore[arg-type]
+    return (
+        (10.0, "p0", asked),
+        (10.4, "p0", computed("turn-2", 1_060, session=session)),
+    )
+
+
+def lost(keep: int = 0, reason: str = "reuse") -> Evicted:
+    return Evicted(offer="d0.1", rev=2, keep=keep, reason=reason, count=64 - keep)
+
+
+def why(story: Story) -> str:
+    (cause,) = story.causes
+    return cause.text
+
+
+EVICTED = """\
+   1.0 s  d0 offers 64 blocks as d0.1 rev 1 of request turn-1, session s-1
+   7.5 s  d0 no longer offers d0.1, 64 blocks gone: the engine needed the memory
+  10.0 s  p0, request turn-2: nothing pulled (nothing_held), 66 blocks wanted
+  10.4 s  p0 ended request turn-2 (stop): 1,060 prompt tokens = 0 local + 0 pulled + \
+1,060 computed, 8 tokens out, first token after 120 ms
+
+p0 answered a prompt of 1060 tokens: 0 from its own cache, 1060 computed; nothing was pulled \
+because no other node of the space offered any prefix of this prompt
+why: evicted: d0 had offered 64 blocks of it (d0.1 of request turn-1); gone after 6.5 s, \
+2.5 s before it was wanted: the engine needed the memory
+"""
+
+
+async def test_evicted_tells_when_why_and_how_long_before_it_was_wanted() -> None:
+    story = await told(*turn_1(), (7.5, "d0", lost()), *turn_2())
+    assert written(story) == EVICTED
+    (cause,) = story.causes
+    assert (cause.how, cause.source, cause.offer, cause.reason) == (
+        "evicted", "d0", "d0.1", "reuse"
+    )  # fmt: skip
+    assert cause.before_ms == 2_500
+    assert cause.ended_ms - cause.offered_ms == 6_500
+    assert cause.ended_seq == 5
+
+
+async def test_a_prompt_without_a_session_is_known_by_its_chain() -> None:
+    own = (10.4, "p0", kept("p0.1", 64, "turn-2"))
+    story = await told(*turn_1(""), (7.5, "d0", lost()), *turn_2(session=""), own)
+    assert why(story) == EVICTED.splitlines()[-1].removeprefix("why: ")
+    # Without its chain on record there is nothing that ties it to anything.
+    assert (await told(*turn_1(""), (7.5, "d0", lost()), *turn_2(session=""))).causes == ()
+
+
+async def test_a_run_that_only_lost_its_end_says_what_stayed() -> None:
+    story = await told(*turn_1(), (7.5, "d0", lost(keep=8, reason="pressure")), *turn_2())
+    assert "8 blocks at its beginning stayed, the rest was gone after 6.5 s, 2.5 s before" in why(
+        story
+    )
+    assert "memory was short" in why(story)
+
+
+async def test_an_end_that_came_while_it_was_wanted_is_told_as_late() -> None:
+    story = await told(*turn_1(), *turn_2("not_offered"), (10.2, "d0", lost()))
+    assert story.causes[0].how == "evicted_late"
+    assert story.causes[0].before_ms == -200
+    assert "200 ms after it was wanted" in why(story)
+    # Much later it was for another reason.
+    story = await told(*turn_1(), *turn_2("not_offered"), (99.0, "d0", lost()))
+    assert story.causes[0].how == "still_held"
+    assert "and still did when it was wanted" in why(story)
+
+
+async def test_source_gone_says_who_and_for_how_long() -> None:
+    gone = NodeLeft(term=1, node="d0", incarnation=f"{'d0':0>16}", epoch=1)
+    story = await told(*turn_1(), (8.0, "c-1", gone), *turn_2("node_left"))
+    assert story.causes[0].how == "source_gone"
+    assert why(story) == (
+        "source gone: d0 had offered 64 blocks of it (d0.1 of request turn-1); d0 was declared "
+        "gone 2.0 s before it was wanted"
+    )
+    closed = NodeClosed(incarnation=f"{'d0':0>16}")
+    story = await told(*turn_1(), (9.5, "d0", closed), *turn_2())
+    assert "d0 was stopped 500 ms before it was wanted" in why(story)
+
+
+async def test_never_produced_tells_a_first_turn_from_one_that_left_nothing() -> None:
+    story = await told(*turn_2())
+    assert story.causes[0].how == "never_produced"
+    assert "it is the first turn of session s-1" in why(story)
+    story = await told(turn_1()[0], *turn_2())
+    assert "no earlier turn of session s-1 had left an offer" in why(story)
+    # Somebody else's offer is not this prompt's.
+    story = await told(*turn_1("s-other"), *turn_2())
+    assert story.causes[0].how == "never_produced"
+
+
+async def test_diverged_says_at_which_token_and_what_was_still_shared() -> None:
+    half = kept("p0.1", 32, "turn-2", "s-1")
+    own = Retained(
+        offer="p0.1", rev=1, tier="cache", count=64, tail=b"x" * 32,
+        hashes=half.hashes + b"y" * 32, request="turn-2", session="s-1",
+    )  # fmt: skip
+    story = await told(*turn_1(), *turn_2("diverged@512"), (10.4, "p0", own))
+    assert "from token 512 on" in story.conclusion
+    assert why(story) == (
+        "diverged: d0 had offered 32 blocks of it (d0.1 of request turn-1) and still did; the "
+        "prompt differs from there on"
+    )
+
+
+async def test_too_dear_gives_the_numbers_and_a_late_plan_says_so() -> None:
+    dear = turn_2("too_dear", predicted_ms=140.0, recompute_ms=90.0, queue_ms=60.0)
+    story = await told(*turn_1(), *dear)
+    assert story.conclusion.endswith(
+        "(predicted: 140 ms to move, 60 ms of it waiting, against 90 ms to compute)"
+    )
+    assert story.causes == ()
+    story = await told(*turn_1(), *turn_2("plan_late"))
+    assert "the coordinator did not answer within the plan's deadline" in story.conclusion
+    story = await told(*turn_1(), *turn_2("space_mismatch"))
+    assert "do not hold interchangeable KV" in story.conclusion
+
+
+async def test_a_failed_transfer_says_where_why_and_what_its_source_lost() -> None:
+    asked = Requested(
+        request="turn-2", transfer="p0.1", source="d0", wanted=66, granted=64, session="s-1"
+    )
+    void = TransferFailed(
+        transfer="p0.1", request="turn-2", source="d0", stage="settle", reason="void",
+        total_ms=31.0, fence="socket_closed",
+    )  # fmt: skip
+    pin = PinEnded(transfer="p0.1", target="p0", granted=64, how="void", held_ms=30.0)
+    moments = (
+        *turn_1(),
+        (10.0, "p0", asked),
+        (10.1, "d0", lost()),
+        (10.1, "d0", pin),
+        (10.2, "p0", void),
+        (10.4, "p0", computed("turn-2", 1_060, session="s-1")),
+    )
+    story = await told(*moments)
+    assert story.conclusion.endswith(
+        "a transfer from d0 failed at settle: the source had reused a block before the read was "
+        "settled, fenced by socket_closed"
+    )
+    assert story.causes[0].how == "evicted_late"
+    assert [(one.what, one.ms) for one in story.parts[:2]] == [
+        ("pinned for p0", 30.0),
+        ("a transfer from d0 that failed at settle", 31.0),
+    ]
+    alone = await told(*moments, asked="p0.1")
+    assert (alone.kind, alone.requests) == ("transfer", ("turn-2",))
+    assert alone.conclusion == (
+        "transfer p0.1: p0 was granted 64 blocks of 66 by d0 for request turn-2; d0 held them for "
+        "30 ms and says: blocks were reused meanwhile, the target recomputes; it failed at "
+        "settle: the source had reused a block before the read was settled, fenced by "
+        "socket_closed; the prompt was computed"
+    )
