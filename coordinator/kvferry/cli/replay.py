@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli import guard
+from kvferry.cli import following, guard, walking
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.keyboard import terminal_fd
+from kvferry.cli.statepart import only
 from kvferry.cli.stateview import print_state, state_document
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.errors import ConfigError
 from kvferry.replay.fold import fold_to
+from kvferry.replay.steps.part import named
 
 
 @guard.guarded
@@ -27,6 +31,26 @@ def command(
             show_default=False,
         ),
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="Only this node's part. Repeatable."),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Go on from the end: a line whenever the state changes, and what changed, until "
+            "Ctrl-C.",
+        ),
+    ] = False,
+    step: Annotated[
+        bool,
+        typer.Option(
+            "--step",
+            help="Go through the messages around the point by keys: n next, b back, q quit.",
+        ),
+    ] = False,
     afresh: Annotated[
         bool,
         typer.Option("--afresh", help="Fold from the first event, not from a checkpoint."),
@@ -50,10 +74,56 @@ def command(
       kvferry replay --to 81234 --json
 
       kvferry replay --digest                     compare two folds, or two machines
+
+      kvferry replay --follow --node d0           what changes on d0 from now on
+
+      kvferry replay --to -10m --step             message by message from there
     """
     now = wall_ms()
     point = parse_point(to, now) if to is not None else Point()
-    guard.run(_show(nats, file, point, now, afresh=afresh, only_digest=digest, as_json=as_json))
+    nodes = node or []
+    if digest and (nodes or follow or step):
+        raise ConfigError(
+            "--digest is of the whole state at one point: leave out --node, --follow and --step"
+        )
+    if follow:
+        _check_follow(to, file, step=step)
+        guard.run(following.follow(nats, nodes, afresh=afresh, as_json=as_json))
+    elif step:
+        guard.run(walking.walk(nats, file, point, nodes, _keys(as_json), afresh=afresh))
+    else:
+        guard.run(
+            _show(nats, file, point, now, nodes, afresh=afresh, only_digest=digest, as_json=as_json)
+        )
+
+
+def _check_follow(to: str | None, file: Path | None, *, step: bool) -> None:
+    """
+    Raises:
+        ConfigError: an option that contradicts --follow.
+    """
+    if to is not None:
+        raise ConfigError("--follow goes on from the end: leave out --to, or go with --step")
+    if step:
+        raise ConfigError("--follow and --step: leave one of them out")
+    if file is not None:
+        raise ConfigError("--follow: nothing comes to a file any more; leave out --follow")
+
+
+def _keys(as_json: bool) -> int:
+    """The terminal that --step reads keys from.
+
+    Raises:
+        ConfigError: there is none, or a document is wanted.
+    """
+    if as_json:
+        raise ConfigError("--step is for people: leave out --json, or ask with --to SEQ --json")
+    fd = terminal_fd()
+    if fd is None:
+        raise ConfigError(
+            "--step: stdin is no terminal to read keys from; ask for one point with --to SEQ"
+        )
+    return fd
 
 
 async def _show(
@@ -61,6 +131,7 @@ async def _show(
     file: Path | None,
     point: Point,
     now: int,
+    nodes: list[str],
     *,
     afresh: bool,
     only_digest: bool,
@@ -71,6 +142,8 @@ async def _show(
             ledger, to_seq=point.seq, to_time_ms=point.time_ms, from_snapshot=not afresh
         )
     document = state_document(state)
+    if nodes:
+        document = only(document, named(state, nodes))
     if only_digest:
         short = {"position": document["position"], "digest": document["digest"]}
         if as_json:

@@ -97,7 +97,8 @@ def print_state(document: dict[str, Any], now_ms: int) -> None:
         _print_nodes(space)
         _print_offers(space, now_ms)
         _print_transfers(space)
-        _print_totals(space["totals"])
+        if "totals" in space:
+            _print_totals(space["totals"])
     if document["quarantined_total"]:
         render.line(f"messages that could not be decoded: {document['quarantined_total']}")
         for one in document["quarantined"]:

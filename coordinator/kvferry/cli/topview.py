@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvferry.cli import render
+from kvferry.cli.changeview import plain
 from kvferry.cli.times import clock, duration
 from kvferry.replay.live.rows import Frame, LinkRow, NodeRow, SpaceFrame, Use, Window
 
@@ -47,11 +48,6 @@ def draw(frame: Frame, *, keys: str = "", paused: bool = False, remark: str = ""
             _line(f"{frame.quarantined} messages cannot be decoded: see `kvferry status`", "yellow")
         )
     return Group(*parts)
-
-
-def plain(text: str) -> str:
-    """Without anything that could steer a terminal: some of it comes from clients."""
-    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _line(text: str, style: str) -> Text:

@@ -1,0 +1,1 @@
+"""Going through a ledger message by message, and telling what each changed."""
