@@ -223,8 +223,8 @@ class LedgerStudy:
 
     def _assumed(self, *, observed: bool) -> list[str]:
         told = [
-            "where neither a plan nor a pull tells what repeats, it is taken that a session's "
-            "prompt begins with the one before and its answer",
+            "unless a request told where its prompt diverged, it is taken that a session's prompt "
+            "begins with the one before and its answer",
             "what a pull spares is its predicted time to compute, less the time that it took",
         ]
         if observed:
