@@ -23,6 +23,8 @@ from kvferry.ids import SHORT_BYTES, sample_stride
 from kvferry.ports.log import Stored
 from kvferry.replay.stories import StoryItem, item
 
+WANTED_MAX = 200
+"""Misses of one story whose cause is looked for; the latest ones."""
 OFFERS_MAX = 20_000
 """Offers that are remembered while looking for an earlier one; the oldest go first."""
 LATE_MS = 10_000
@@ -79,7 +81,10 @@ class Kept(msgspec.Struct, kw_only=True):
 
 
 def wanted_in(items: Sequence[StoryItem]) -> list[Wanted]:
-    """The misses of a story whose cause is to be looked for, in order; one a request."""
+    """The last :data:`WANTED_MAX` misses of a story whose cause is to be looked for, in order.
+
+    One a request.
+    """
     chains: dict[str, set[bytes]] = {}
     for one in items:
         match one.body:
@@ -110,7 +115,7 @@ def wanted_in(items: Sequence[StoryItem]) -> list[Wanted]:
                 word=word,
                 hashes=frozenset(chains.get(body.request, ())),
             )
-    return list(found.values())
+    return list(found.values())[-WANTED_MAX:]
 
 
 class EarlierOffers:
@@ -150,9 +155,10 @@ class EarlierOffers:
     def _choose(self, wanted: Wanted) -> Kept | None:
         wanted.first_turn = wanted.session not in self._answered
 
-        def worth(kept: Kept) -> tuple[int, bool, int]:
+        def worth(kept: Kept) -> tuple[int, bool, bool, int]:
             depth = kept.depth(wanted)
-            return depth, kept.now >= depth, kept.begun.seq
+            # What the node itself still has, it need not get from others.
+            return depth, kept.node != wanted.node, kept.now >= depth, kept.begun.seq
 
         near = [
             kept
