@@ -22,8 +22,9 @@ from kvferry.core.events import (
 from kvferry.ids import ROUTER_SPACE
 from kvferry.ledger.memory import MemoryLog
 from kvferry.replay.advise.costs import Costs
-from kvferry.replay.advise.ledger import LedgerStudy, advise_ledger
+from kvferry.replay.advise.ledger import advise_ledger
 from kvferry.replay.advise.report import DO_NOT_ENABLE, ENABLE, Report
+from kvferry.replay.advise.study import LedgerStudy
 
 BEGAN_S = 1_000_000.0
 BLOCK, BLOCK_BYTES = 16, 1_600

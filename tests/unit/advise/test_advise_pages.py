@@ -14,8 +14,9 @@ from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.files import advise_file
 from kvferry.replay.advise.html import as_html
 from kvferry.replay.advise.markdown import as_markdown
+from kvferry.replay.advise.parts import Plot
 from kvferry.replay.advise.report import Report
-from kvferry.replay.advise.sections import Plot, sections
+from kvferry.replay.advise.sections import sections
 from kvferry.replay.advise.svg import as_svg
 
 COSTS = Costs(prefill_tokens_per_s=512, kv_bytes_per_token=1, link_gb_per_s=1e-6)

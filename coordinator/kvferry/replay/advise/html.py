@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from kvferry.replay.advise.markdown import shown
+from kvferry.replay.advise.parts import Section
 from kvferry.replay.advise.report import Report
-from kvferry.replay.advise.sections import TITLE, Section, sections
+from kvferry.replay.advise.sections import TITLE, sections
 from kvferry.replay.advise.svg import as_svg
 
 _STYLE = """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvferry.replay.advise.parts import Cell, Section
 from kvferry.replay.advise.report import Report
-from kvferry.replay.advise.sections import TITLE, Cell, Section, sections
+from kvferry.replay.advise.sections import TITLE, sections
 
 
 def as_markdown(report: Report) -> str:

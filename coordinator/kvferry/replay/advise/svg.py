@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from html import escape
 
-from kvferry.replay.advise.sections import Plot
+from kvferry.replay.advise.parts import Plot
 
-WIDTH, HEIGHT = 760, 300
+WIDTH, HEIGHT = 760, 280
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 56, 64
 COLOURS = 4
 """Classes ``s0`` to ``s3`` of the page's style."""

@@ -43,7 +43,7 @@ def judge(seen: Evidence) -> Verdict:
     in_favour = [text for good, text in parts if good]
     return Verdict(
         word=DO_NOT_ENABLE if against else ENABLE,
-        reasons=(*against, *in_favour, *_repeats(seen)),
+        reasons=(*against, *in_favour, *_repeats(seen), *_doubt(seen)),
         rule=RULE,
     )
 
@@ -91,3 +91,12 @@ def _repeats(seen: Evidence) -> list[str]:
         return []
     share = seen.repeated_tokens / seen.prompt_tokens
     return [f"{share:.1%} of all prompt tokens repeat what had been computed before"]
+
+
+def _doubt(seen: Evidence) -> list[str]:
+    if seen.measured or not seen.saved_s:
+        return []
+    return [
+        "some of that an engine's own cache may give without any move: `kvferry observe` tells "
+        "how much is left, before anything is moved"
+    ]
