@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 
 import typer
@@ -11,9 +10,8 @@ from kvferry.cli.changeview import print_changes
 from kvferry.cli.context import open_log
 from kvferry.cli.jsonable import print_line
 from kvferry.cli.progress import progress
-from kvferry.cli.serving import StopRequest
+from kvferry.cli.serving import StopRequest, unless_stopped
 from kvferry.cli.times import clock, iso
-from kvferry.core.state import State
 from kvferry.ports.log import LogPort
 from kvferry.replay.fold import fold_to
 from kvferry.replay.steps.follow import Turn, turns
@@ -28,24 +26,14 @@ async def follow(nats: str | None, wanted: list[str], *, afresh: bool, as_json: 
         LedgerError: the ledger cannot be read, or is another one now.
     """
     async with open_log(nats, None) as log:
-        with progress("folding") as report:
-            state = await fold_to(log, from_snapshot=not afresh, progress=report)
-        nodes = named(state, wanted)
         with StopRequest() as stop:
-            telling = asyncio.create_task(_tell(log, state, nodes, as_json=as_json), name="tell")
-            stopping = asyncio.create_task(stop.event.wait(), name="stop request")
-            try:
-                await asyncio.wait((telling, stopping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopping.cancel()
-                if not telling.done():
-                    telling.cancel()
-                await asyncio.gather(telling, stopping, return_exceptions=True)
-        if not telling.cancelled():
-            telling.result()
+            await unless_stopped(stop, _follow(log, wanted, afresh=afresh, as_json=as_json))
 
 
-async def _tell(log: LogPort, state: State, nodes: frozenset[str], *, as_json: bool) -> None:
+async def _follow(log: LogPort, wanted: list[str], *, afresh: bool, as_json: bool) -> None:
+    with progress("folding") as report:
+        state = await fold_to(log, from_snapshot=not afresh, progress=report)
+    nodes = named(state, wanted)
     if not as_json:
         typer.echo(f"{state.position:>7}  {summary(state, nodes).line()}")
     async with aclosing(turns(log, state, nodes)) as told:

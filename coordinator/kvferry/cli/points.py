@@ -10,8 +10,11 @@ from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.fold import Progress, fold_to
 
 
-async def state_at(log: LogPort, point: Point, *, progress: Progress | None = None) -> State:
-    """The state after the point; without either of its two, at the ledger's end.
+async def state_at(
+    log: LogPort, point: Point, *, afresh: bool = False, progress: Progress | None = None
+) -> State:
+    """The state after the point; without either of its two, at the ledger's end. ``afresh``
+    folds from the first message, not from a checkpoint.
 
     Raises:
         ConfigError: the point lies outside the ledger; the text says what it covers.
@@ -31,4 +34,10 @@ async def state_at(log: LogPort, point: Point, *, progress: Progress | None = No
                 f"{iso(point.time_ms)} lies before the ledger's beginning; its first message, "
                 f"{first.seq}, was stored at {iso(first.stored_ms)}"
             )
-    return await fold_to(log, to_seq=point.seq, to_time_ms=point.time_ms, progress=progress)
+    return await fold_to(
+        log,
+        to_seq=point.seq,
+        to_time_ms=point.time_ms,
+        from_snapshot=not afresh,
+        progress=progress,
+    )

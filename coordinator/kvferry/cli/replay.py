@@ -11,11 +11,12 @@ from kvferry.cli import following, guard, walking
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.keyboard import terminal_fd
+from kvferry.cli.points import state_at
+from kvferry.cli.progress import progress
 from kvferry.cli.statepart import only
 from kvferry.cli.stateview import print_state, state_document
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
 from kvferry.errors import ConfigError
-from kvferry.replay.fold import fold_to
 from kvferry.replay.steps.part import named
 
 
@@ -137,10 +138,9 @@ async def _show(
     only_digest: bool,
     as_json: bool,
 ) -> None:
-    async with open_log(nats, file) as ledger:
-        state = await fold_to(
-            ledger, to_seq=point.seq, to_time_ms=point.time_ms, from_snapshot=not afresh
-        )
+    async with open_log(nats, file) as log:
+        with progress("folding") as report:
+            state = await state_at(log, point, afresh=afresh, progress=report)
     document = state_document(state)
     if nodes:
         document = only(document, named(state, nodes))

@@ -6,8 +6,8 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,7 @@ from kvferry.errors import KVFerryError
 from kvferry.ledger.jetstream import JetStreamLedger
 
 log = logging.getLogger("kvferry.cli")
+T = TypeVar("T")
 STOP_GRACE_S = 5.0
 """Beyond the coordinator's own bound; then it is cancelled."""
 ReplicaOption = Annotated[
@@ -70,6 +71,20 @@ class StopRequest:
         loop = asyncio.get_running_loop()
         for number in self._signals:
             loop.remove_signal_handler(number)
+
+
+async def unless_stopped(stop: StopRequest, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run ``work`` to its end; when ``stop`` is set first, it is cancelled and None is given."""
+    working = asyncio.create_task(work, name="work")
+    stopping = asyncio.create_task(stop.event.wait(), name="stop request")
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+    return None if working.cancelled() else working.result()
 
 
 async def serve_coordinator(

@@ -20,7 +20,7 @@ from kvferry.cli.keyboard import QUIT, Keyboard, terminal_fd
 from kvferry.cli.progress import progress
 from kvferry.cli.replicas import LISTEN_S
 from kvferry.cli.screen import Screen
-from kvferry.cli.serving import StopRequest
+from kvferry.cli.serving import StopRequest, unless_stopped
 from kvferry.cli.topview import KEYS, draw
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.jetstream import JetStreamLedger
@@ -75,8 +75,7 @@ def command(
 async def _one(nats: str | None, file: Path | None) -> Frame:
     async with open_log(nats, file) as log, _heard(log) as hearing:
         live = Live(log)
-        with progress("folding") as report:
-            await live.begin(report)
+        await _begin(live)
         if hearing is not None:
             await hearing.led(LISTEN_S)
         # An exported file's present is its end.
@@ -102,12 +101,16 @@ async def _watch(nats: str | None, interval_s: float) -> None:
     async with open_log(nats, None) as log, _heard(log) as hearing:
         assert isinstance(log, JetStreamLedger)
         live = Live(log)
-        with progress("folding") as report:
-            await live.begin(report)
-        # Signals first and last: whatever ends the view gives the terminal back before that.
+        # Outermost: whatever ends the view gives the terminal back before signals kill again.
         with StopRequest(also=(signal.SIGHUP, signal.SIGQUIT)) as stop:
-            watch = _Watch(log, live, hearing, interval_s)
-            await watch.run(stop)
+            await unless_stopped(stop, _begin(live))
+            if not stop.event.is_set():
+                await _Watch(log, live, hearing, interval_s).run(stop)
+
+
+async def _begin(live: Live) -> None:
+    with progress("folding") as report:
+        await live.begin(report)
 
 
 class _Watch:

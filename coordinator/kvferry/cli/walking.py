@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from kvferry.cli.changeview import plain, print_changes
 from kvferry.cli.context import open_log
 from kvferry.cli.eventrecord import as_line, records
 from kvferry.cli.keyboard import QUIT, Keyboard
+from kvferry.cli.points import state_at
 from kvferry.cli.progress import progress
-from kvferry.cli.serving import StopRequest
+from kvferry.cli.serving import StopRequest, unless_stopped
 from kvferry.cli.times import Point
-from kvferry.ports.log import FACTS_STREAM
-from kvferry.replay.fold import fold_to
+from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.steps.part import changes, named, summary
 from kvferry.replay.steps.walk import Place, Walk
 
@@ -34,32 +33,21 @@ async def walk(
         LedgerError: the ledger cannot be read.
     """
     async with open_log(nats, file) as log:
-        with progress("folding") as report:
-            state = await fold_to(
-                log,
-                to_seq=point.seq,
-                to_time_ms=point.time_ms,
-                from_snapshot=not afresh,
-                progress=report,
-            )
-        nodes = named(state, wanted)
-        steps = Walk(log)
-        with progress("folding") as report:
-            here = await steps.begin(state, report)
-        with StopRequest(also=(signal.SIGHUP, signal.SIGQUIT)) as stop, Keyboard(fd) as keyboard:
-            typer.echo(HELP)
-            _print(here, nodes)
-            walking = asyncio.create_task(_keys(steps, keyboard, nodes), name="keys")
-            stopping = asyncio.create_task(stop.event.wait(), name="stop request")
-            try:
-                await asyncio.wait((walking, stopping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopping.cancel()
-                if not walking.done():
-                    walking.cancel()
-                await asyncio.gather(walking, stopping, return_exceptions=True)
-        if not walking.cancelled():
-            walking.result()
+        with StopRequest(also=(signal.SIGHUP, signal.SIGQUIT)) as stop:
+            await unless_stopped(stop, _walk(log, point, wanted, fd, afresh=afresh))
+
+
+async def _walk(log: LogPort, point: Point, wanted: list[str], fd: int, *, afresh: bool) -> None:
+    with progress("folding") as report:
+        state = await state_at(log, point, afresh=afresh, progress=report)
+    nodes = named(state, wanted)
+    steps = Walk(log)
+    with progress("folding") as report:
+        here = await steps.begin(state, report)
+    with Keyboard(fd) as keyboard:
+        typer.echo(HELP)
+        _print(here, nodes)
+        await _keys(steps, keyboard, nodes)
 
 
 async def _keys(steps: Walk, keyboard: Keyboard, nodes: frozenset[str]) -> None:

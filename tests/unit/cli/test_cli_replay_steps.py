@@ -41,6 +41,14 @@ def test_a_node_that_is_not_there_is_code_2_and_near_ones(up: Up) -> None:
     assert "did you mean d0" in result.stderr
 
 
+@pytest.mark.parametrize("to", ["999999", "-30d"])
+def test_a_point_outside_the_ledger_is_told_what_it_covers(up: Up, to: str) -> None:
+    result = runner.invoke(app, ["replay", "--to", to, "--nats", up.url])
+    assert result.exit_code == guard.USAGE
+    assert "the ledger's" in result.stderr
+    assert "message" in result.stderr
+
+
 def test_stepping_needs_a_terminal_and_names_the_other_way(up: Up) -> None:
     result = runner.invoke(app, ["replay", "--step", "--nats", up.url])
     assert result.exit_code == guard.USAGE
