@@ -226,6 +226,12 @@ class EarlierOffers:
         kept = self._offers.get(event.offer)
         if kept is None or kept.node != batch.node or event.keep >= kept.now:
             return
+        heir = self._offers.get(event.superseded_by)
+        if heir is not None:
+            # A longer run of the same chain on the same node: nothing is lost.
+            heir.depths.update(kept.depths)
+            del self._offers[event.offer]
+            return
         kept.now = max(0, event.keep)
         kept.ended = item(stream, stored, batch, entry)
         kept.reason = event.reason

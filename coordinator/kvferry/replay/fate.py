@@ -12,6 +12,9 @@ _GONE = {
     "node_closed": "was stopped",
     "restarted": "was replaced by a new process",
 }
+NEWS_MS = 1_000
+"""An offer that was recorded so shortly before need not have reached who decided: nodes hand their
+events over in batches."""
 NEVER, EVICTED, EVICTED_LATE = "never_produced", "evicted", "evicted_late"
 GONE, DIVERGED, HELD = "source_gone", "diverged", "still_held"
 
@@ -79,7 +82,9 @@ def _told(wanted: Wanted, kept: Kept, depth: int, *, gone: bool) -> tuple[str, s
     if not gone or kept.ended is None:
         if wanted.word == "diverged":
             return DIVERGED, f"diverged: {had} and still did; the prompt differs from there on"
-        return HELD, f"still held: {had} and still did when it was wanted"
+        since = wanted.stored_ms - kept.begun.stored_ms
+        fresh = "; the news may not have come in time" if since < NEWS_MS else ""
+        return HELD, f"still held: {had} for {duration(since)} when it was wanted{fresh}"
     before = wanted.stored_ms - kept.ended.stored_ms
     when = f"{duration(abs(before))} {'before' if before >= 0 else 'after'} it was wanted"
     held = f"after {duration(kept.ended.stored_ms - kept.begun.stored_ms)}"

@@ -107,7 +107,30 @@ async def test_an_end_that_came_while_it_was_wanted_is_told_as_late() -> None:
     # Much later it was for another reason.
     story = await told(*turn_1(), *turn_2("not_offered"), (99.0, "d0", lost()))
     assert story.causes[0].how == "still_held"
-    assert "and still did when it was wanted" in why(story)
+    assert "for 9.0 s when it was wanted" in why(story)
+    assert "the news" not in why(story)
+
+
+async def test_an_offer_that_is_quite_new_may_not_have_been_heard_of() -> None:
+    late = (9.9, "d0", kept("d0.1", 64, "turn-1", "s-1"))
+    story = await told(late, *turn_2())
+    assert "for 100 ms when it was wanted; the news may not have come in time" in why(story)
+
+
+async def test_a_run_that_a_longer_one_covers_is_not_lost_until_that_one_is() -> None:
+    longer = (2.0, "d0", kept("d0.2", 64, "turn-1b", "s-1"))
+    first = (1.0, "d0", kept("d0.1", 32, "turn-1", "s-1"))
+    covered = Evicted(
+        offer="d0.1", rev=2, keep=0, reason="superseded", count=32, superseded_by="d0.2"
+    )
+    story = await told(first, longer, (2.0, "d0", covered), *turn_2())
+    assert story.causes[0].how == "still_held"
+    end = Evicted(offer="d0.2", rev=2, keep=0, reason="expired", count=64)
+    story = await told(first, longer, (2.0, "d0", covered), (6.0, "d0", end), *turn_2())
+    assert why(story) == (
+        "evicted: d0 had offered 64 blocks of it (d0.2 of request turn-1b); gone after 4.0 s, "
+        "4.0 s before it was wanted: its time was over"
+    )
 
 
 async def test_source_gone_says_who_and_for_how_long() -> None:

@@ -80,8 +80,7 @@ def differing(a: Fields, b: Fields) -> dict[str, tuple[Any, Any]]:
 def in_words(fields: Mapping[str, tuple[Any, Any]]) -> str:
     """``tier from cache to hbm, blocks from 12 to 8 (-4)``."""
     return ", ".join(
-        f"{name.replace('_', ' ').replace('.', ' ')} from {shown(a)} to {shown(b)}{_by(a, b)}"
-        for name, (a, b) in fields.items()
+        f"{_name(name)} from {shown(a)} to {shown(b)}{_by(a, b)}" for name, (a, b) in fields.items()
     )
 
 
@@ -96,6 +95,12 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return " and ".join(str(one) for one in value) or "nothing"
     return str(value) if value else "nothing"
+
+
+def _name(field: str) -> str:
+    # What stands within a field is a name of its own: a miss, a node, a backend.
+    outer, _, inner = field.partition(".")
+    return f"{outer.replace('_', ' ')} {inner}".rstrip()
 
 
 def _by(a: object, b: object) -> str:
