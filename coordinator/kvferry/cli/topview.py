@@ -87,6 +87,10 @@ def _space(space: SpaceFrame) -> list[RenderableType]:
         _nodes(space),
         _windows(space.windows),
     ]
+    longest = space.windows[-1]
+    if longest.seen_s < longest.span_s - 1:
+        seen = duration(1_000 * longest.seen_s)
+        parts.append(_line(f"the ledger still has the last {seen} only", "dim"))
     if space.links:
         parts.append(_links(space.links))
     if space.moving:
@@ -111,7 +115,7 @@ def _space(space: SpaceFrame) -> list[RenderableType]:
 
 def _grid(*columns: str) -> Table:
     """Columns whose title begins with ``>`` are numbers and stand on the right."""
-    grid = Table(box=None, pad_edge=False, header_style="dim")
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for title in columns:
         right = title.startswith(">")
         grid.add_column(
@@ -160,26 +164,31 @@ def _use(use: Use, room: int) -> str:
 
 def _windows(windows: tuple[Window, ...]) -> Table:
     grid = _grid(
-        "last", ">requests", ">a second", ">reused", ">local tokens", ">pulled", ">computed",
-        ">transfers", ">failed", ">moved a second",
+        "last", ">reqs", ">a second", ">reused", ">local", ">pulled", ">computed", ">moves",
+        ">failed", ">moved",
     )  # fmt: skip
     for one in windows:
-        span = SPAN_WORDS.get(one.span_s, f"{one.span_s} s")
-        if one.seen_s < one.span_s - 1:
-            span += f" (saw {duration(1_000 * one.seen_s)})"
         grid.add_row(
-            span,
-            render.number(one.requests),
+            SPAN_WORDS.get(one.span_s, f"{one.span_s} s"),
+            _short(one.requests),
             f"{one.requests_per_s:.2f}",
             "" if one.hit_share is None else f"{100 * one.hit_share:.1f} %",
-            render.number(one.local_tokens),
-            render.number(one.pulled_tokens),
-            render.number(one.computed_tokens),
-            render.number(one.transfers),
-            render.number(one.failed),
+            _short(one.local_tokens),
+            _short(one.pulled_tokens),
+            _short(one.computed_tokens),
+            _short(one.transfers),
+            _short(one.failed),
             f"{render.size(round(one.bytes_per_s))}/s",
         )
     return grid
+
+
+def _short(count: int) -> str:
+    """At most six characters, so that the columns fit into 80."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= 10 * size:
+            return f"{count / size:.1f}{unit}"
+    return render.number(count)
 
 
 def _links(links: tuple[LinkRow, ...]) -> Table:

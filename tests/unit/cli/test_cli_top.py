@@ -51,9 +51,9 @@ def test_keys_pause_and_quit_and_the_terminal_is_given_back(up: Up) -> None:
         at = terminal.type("p")
         terminal.until("PAUSED", at)
         at = terminal.type("p")
-        terminal.until("requests", at)
+        terminal.until("reused", at)
         at = len(terminal.raw)
-        terminal.until("requests", at)
+        terminal.until("reused", at)
         assert "PAUSED" not in terminal.shown(at)
         terminal.type("q")
         assert terminal.end() == guard.OK
