@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -13,46 +13,18 @@ from kvferry.core.events import (
     NodeClosed,
     NodeJoined,
     NodeLeft,
-    Produced,
-    Requested,
     RequestEnded,
     Retained,
-    TransferFailed,
 )
-from kvferry.ids import SHORT_BYTES, sample_stride
+from kvferry.ids import sample_stride
 from kvferry.ports.log import Stored
 from kvferry.replay.stories import StoryItem, item
+from kvferry.replay.wanted import Wanted, split
 
-WANTED_MAX = 200
-"""Misses of one story whose cause is looked for; the latest ones."""
 OFFERS_MAX = 20_000
 """Offers that are remembered while looking for an earlier one; the oldest go first."""
 LATE_MS = 10_000
 """An end that the ledger learns of so much later may still be why the blocks were not there."""
-WORDS = frozenset(
-    ("nothing_held", "diverged", "not_offered", "expired_hint", "node_left", "peer_unreachable")
-)
-"""Misses whose cause lies in what happened to an earlier offer."""
-FAILED = "transfer_failed"
-"""Stands in :attr:`Wanted.word` for a transfer that the source broke off or declared void."""
-BROKEN = frozenset(("void", "refused", "unreachable"))
-"""Reasons of failed transfers that an end of the source's offer may explain."""
-
-
-class Wanted(msgspec.Struct, kw_only=True):
-    """A request that got nothing from others, or less than it wanted."""
-
-    request: str
-    node: str
-    space: str
-    seq: int
-    stored_ms: int
-    session: str
-    word: str
-    hashes: frozenset[bytes]
-    """Short hashes of its own chain, as far as the ledger names them."""
-    first_turn: bool = True
-    """No request of its session had ended before."""
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -78,44 +50,6 @@ class Kept(msgspec.Struct, kw_only=True):
         if not wanted.hashes:
             return self.count
         return max((self.depths[one] for one in wanted.hashes & self.depths.keys()), default=0)
-
-
-def wanted_in(items: Sequence[StoryItem]) -> list[Wanted]:
-    """The last :data:`WANTED_MAX` misses of a story whose cause is to be looked for, in order.
-
-    One a request.
-    """
-    chains: dict[str, set[bytes]] = {}
-    for one in items:
-        match one.body:
-            case Retained() | Produced():
-                chains.setdefault(one.body.request, set()).update(_split(one.body.hashes))
-    broken = {
-        one.body.transfer
-        for one in items
-        if isinstance(one.body, TransferFailed) and one.body.reason in BROKEN
-    }
-    found: dict[str, Wanted] = {}
-    for one in items:
-        body = one.body
-        if not isinstance(body, Requested | RequestEnded):
-            continue
-        word = body.miss.partition("@")[0]
-        if isinstance(body, Requested) and body.transfer in broken:
-            word = FAILED
-        moved = isinstance(body, RequestEnded) and body.pulled_tokens
-        if (word in WORDS or word == FAILED) and not moved and body.request not in found:
-            found[body.request] = Wanted(
-                request=body.request,
-                node=one.node,
-                space=one.space,
-                seq=one.seq,
-                stored_ms=one.stored_ms,
-                session=body.session,
-                word=word,
-                hashes=frozenset(chains.get(body.request, ())),
-            )
-    return list(found.values())[-WANTED_MAX:]
 
 
 class EarlierOffers:
@@ -195,7 +129,7 @@ class EarlierOffers:
         stride = self._strides.get(batch.node, 1)
         depths = {
             one: min(event.count, (event.base // stride + at + 1) * stride)
-            for at, one in enumerate(_split(event.hashes))
+            for at, one in enumerate(split(event.hashes))
             if one in self._hashes
         }
         if not depths and event.session not in self._sessions:
@@ -256,7 +190,3 @@ class EarlierOffers:
 
 def _of_session(kept: Kept, wanted: Wanted) -> bool:
     return bool(wanted.session) and kept.session == wanted.session
-
-
-def _split(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + SHORT_BYTES] for at in range(0, len(hashes), SHORT_BYTES)]

@@ -12,7 +12,7 @@ from kvferry.errors import CodecError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored
 from kvferry.replay.blockstory import BlockSearch, as_hash, conclude_block
 from kvferry.replay.conclusion import conclude
-from kvferry.replay.earlier import EarlierOffers, wanted_in
+from kvferry.replay.earlier import EarlierOffers
 from kvferry.replay.fate import fate
 from kvferry.replay.fold import Progress
 from kvferry.replay.reading import closing
@@ -21,6 +21,7 @@ from kvferry.replay.sessionstory import conclude_session, conclude_transfer
 from kvferry.replay.step import read_batch
 from kvferry.replay.stories import BLOCK, SESSION, TRANSFER, MissCause, Story, StoryItem, item
 from kvferry.replay.timing import parts
+from kvferry.replay.wanted import wanted_in
 
 ITEMS_MAX = 5_000
 PINS_MAX = 50_000

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvferry.core.story import EVICTIONS
-from kvferry.replay.earlier import FAILED, LATE_MS, Kept, Wanted
+from kvferry.replay.earlier import LATE_MS, Kept
 from kvferry.replay.stories import MissCause
+from kvferry.replay.wanted import FAILED, Wanted
 from kvferry.replay.words import counted, duration
 
 _GONE = {
