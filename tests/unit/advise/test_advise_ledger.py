@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.cli.support import SPACE, converse
 
@@ -25,6 +26,7 @@ from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.ledger import advise_ledger
 from kvferry.replay.advise.report import DO_NOT_ENABLE, ENABLE, Report
 from kvferry.replay.advise.study import LedgerStudy
+from kvferry.replay.advise.turns import TurnRecord, Turns
 
 BEGAN_S = 1_000_000.0
 BLOCK, BLOCK_BYTES = 16, 1_600
@@ -33,8 +35,8 @@ BLOCK, BLOCK_BYTES = 16, 1_600
 class Told:
     """Events with the time at which they were stored, in seconds from the beginning."""
 
-    def __init__(self) -> None:
-        self.study = LedgerStudy(Costs())
+    def __init__(self, costs: Costs | None = None) -> None:
+        self.study = LedgerStudy(costs or Costs())
         for node in ("p", "d"):
             self.at(
                 0,
@@ -170,6 +172,43 @@ def test_observe_mode_tells_what_would_have_been_pulled() -> None:
     assert any("only observed" in text for text in report.assumptions)
 
 
+def test_observed_hints_are_weighed_with_the_options() -> None:
+    costs = Costs(kv_bytes_per_token=1_000, link_gb_per_s=0.01)  # 800 tokens: 80 ms and 3 ms
+    told = Told(costs)
+    for number in range(20):
+        asked = Requested(request=f"o{number}", source="d", granted=50, miss="observe")
+        told.at(number, "p", asked, computed(f"o{number}", miss="observe"))
+    report = told.report()
+    assert report.saved_s == pytest.approx(20 * (0.4 - 0.083))
+    assert any("20 observed pulls had no prediction" in text for text in report.assumptions)
+
+
+def test_pulls_by_hint_have_no_prediction_and_count_with_the_mean_rate() -> None:
+    told = Told()
+    for number in range(10):
+        told.at(number, "p", computed(f"c{number}"))
+        _, arrived, ended = pulled(str(number))
+        asked = Requested(request=str(number), transfer=str(number), source="d", granted=50)
+        told.at(number, "p", asked, arrived, ended)
+    report = told.report()
+    # 10 · 1,000 tokens in 5 s and 10 · 200 in 1 s: 0.5 ms each. Spared are 10 · 800 in 0.5 s.
+    assert report.prefill_s == pytest.approx(6 + 4)
+    assert report.saved_s == pytest.approx(4 - 0.5)
+
+
+def test_pulls_that_take_longer_than_computing_are_told_not_to_be_enabled() -> None:
+    told = Told()
+    for number in range(20):
+        asked, arrived, ended = pulled(str(number))
+        assert isinstance(arrived, Transferred)
+        slow = msgspec.structs.replace(arrived, total_ms=1_400.0)
+        told.at(number, "p", asked, slow, ended)
+    report = told.report()
+    assert report.saved_s == pytest.approx(-20)
+    assert report.verdict.word == DO_NOT_ENABLE
+    assert "took 20.0 s more for moving" in report.verdict.reasons[0]
+
+
 def test_offers_that_end_before_their_session_comes_back() -> None:
     told = Told()
     offers = [
@@ -243,3 +282,18 @@ async def test_a_log_is_read_to_its_end() -> None:
     assert report.saved_s == pytest.approx(0.0855)
     empty = await advise_ledger(MemoryLog(), Costs(), "nothing")
     assert (empty.requests, empty.verdict.word) == (0, "too_little_data")
+
+
+def test_turns_are_held_within_a_bound_and_nothing_of_them_stays() -> None:
+    given: list[TurnRecord] = []
+    turns = Turns(given.append, open_max=3)
+    for number in range(50):
+        turns.asked(SPACE, "p", Requested(request=f"a{number}", miss="x"))
+        turns.routed(TurnEnded(request=f"t{number}", prefill_request=f"r{number}"))
+        if number % 2:
+            turns.ended(SPACE, "p", computed(f"r{number}"), number)
+    turns.close()
+    assert [turn.parts[0].ended.request for turn in given] == [f"r{n}" for n in range(1, 50, 2)]
+    sizes = [len(one) for one in vars(turns).values() if isinstance(one, dict)]
+    assert len(sizes) == 3
+    assert max(sizes) <= 3

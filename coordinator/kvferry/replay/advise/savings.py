@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.turns import Part
 
 OBSERVE = "observe"
@@ -13,37 +14,91 @@ class Savings:
     """Adds up the times of the engines that computed prompts, in seconds.
 
     What brings a finished prompt to the engine that answers spares nothing here: somebody had to
-    compute it first.
+    compute it first. A pull that came by a hint has no prediction of what computing had taken;
+    then the mean of what was computed counts.
+
+    Args:
+        costs: rates to use where engines told none.
 
     Attributes:
-        prefill_s: computing that was done.
-        recompute_s: computing that pulls made needless, as it was predicted.
-        spared_s: the same, less what pulls took, failed ones too.
-        observed_s: the same as ``spared_s``, predicted by nodes that only observed.
+        measured: some engine told how long it computed.
+        guessed_moves: observed pulls whose time came from ``costs``.
     """
 
-    def __init__(self) -> None:
-        self.prefill_s = 0.0
-        self.recompute_s = 0.0
-        self.spared_s = 0.0
-        self.observed_s = 0.0
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._timed_s, self._timed_tokens, self._untimed_tokens = 0.0, 0, 0
+        self._predicted_s, self._unpredicted_tokens, self._pulling_s = 0.0, 0, 0.0
+        self._observed_s, self._observed_tokens = 0.0, 0
+        self.guessed_moves = 0
 
-    def add(self, part: Part) -> None:
-        """One turn."""
+    def add(self, part: Part, known_tokens: int) -> None:
+        """One turn.
+
+        Args:
+            part: on the engine that computed its prompt.
+            known_tokens: of the prompt, that a source had and the engine had not.
+        """
         ended, asked = part.ended, part.asked
-        self.prefill_s += _seconds(ended.prefill_ms or ended.ttft_ms - ended.pull_ms)
+        took_s = _seconds(ended.prefill_ms or ended.ttft_ms - ended.pull_ms)
+        if took_s:
+            self._timed_s += took_s
+            self._timed_tokens += ended.computed_tokens
+        else:
+            self._untimed_tokens += ended.computed_tokens
         if asked is None:
             return
         recompute_s = _seconds(asked.recompute_ms)
         if (ended.miss or asked.miss) == OBSERVE:
-            predicted_s = _seconds(asked.predicted_ms)
-            if predicted_s:
-                self.observed_s += max(0.0, recompute_s - predicted_s)
+            self._observe(recompute_s, _seconds(asked.predicted_ms), known_tokens)
         elif asked.transfer:
-            self.spared_s -= _seconds(part.pull_ms)
-            if part.arrived:
-                self.recompute_s += recompute_s
-                self.spared_s += recompute_s
+            self._pulling_s += _seconds(part.pull_ms)
+            if not part.arrived:
+                return
+            if recompute_s:
+                self._predicted_s += recompute_s
+            else:
+                self._unpredicted_tokens += ended.pulled_tokens
+
+    def _observe(self, recompute_s: float, move_s: float, tokens: int) -> None:
+        if not move_s:
+            self.guessed_moves += 1
+            move_s = self._costs.move_s(tokens)
+        if recompute_s:
+            self._observed_s += max(0.0, recompute_s - move_s)
+        else:
+            self._observed_tokens += tokens
+            self._observed_s -= move_s
+
+    @property
+    def measured(self) -> bool:
+        return self._timed_s > 0 and self._timed_tokens > 0
+
+    def compute_s(self, tokens: int) -> float:
+        """To compute so many tokens, at the mean rate of what was computed."""
+        if self.measured:
+            return tokens * self._timed_s / self._timed_tokens
+        return self._costs.compute_s(tokens)
+
+    @property
+    def prefill_s(self) -> float:
+        """Computing that was done."""
+        return self._timed_s + self.compute_s(self._untimed_tokens)
+
+    @property
+    def recompute_s(self) -> float:
+        """Computing that pulls made needless."""
+        return self._predicted_s + self.compute_s(self._unpredicted_tokens)
+
+    @property
+    def spared_s(self) -> float:
+        """The same, less what pulls took, failed ones too; negative where they took more."""
+        return self.recompute_s - self._pulling_s
+
+    @property
+    def observed_s(self) -> float:
+        """The same where nodes only observed."""
+        return self._observed_s + self.compute_s(self._observed_tokens)
 
 
 def _seconds(time_ms: float) -> float:

@@ -91,15 +91,15 @@ def _gaps(report: Report) -> Section:
     gaps = report.gaps_s
     if gaps is None:
         return Section(title="Gaps between turns", lines=("no session came back",))
-    rows = tuple(
-        (
-            time(row.keep_s),
-            f"{row.gaps_share:.1%}" if row.gaps_share is not None else "",
-            "" if row.repeated_tokens is None else share(row.repeated_tokens, report.prompt_tokens),
-            "" if row.mean_bytes is None else f"{row.mean_bytes / 1e9:,.1f}",
-        )
-        for row in report.keeping
-    )
+    rows: list[tuple[Cell, ...]] = []
+    columns: tuple[str, ...] = ("KV kept for", ">gaps no longer")
+    for row in report.keeping:
+        kept: tuple[Cell, ...] = (time(row.keep_s), f"{row.gaps_share or 0.0:.1%}")
+        if row.repeated_tokens is not None:
+            columns = (*columns[:2], ">of prompts found", ">GB held on average")
+            held = f"{row.mean_bytes / 1e9:,.1f}" if row.mean_bytes is not None else ""
+            kept += (share(row.repeated_tokens, report.prompt_tokens), held)
+        rows.append(kept)
     line = (
         f"half of {gaps.count:,} gaps last up to {time(gaps.p50)}, 90 % up to {time(gaps.p90)}, "
         f"99 % up to {time(gaps.p99)}"
@@ -107,8 +107,8 @@ def _gaps(report: Report) -> Section:
     return Section(
         title="Gaps between turns against how long KV is kept",
         lines=(line,),
-        columns=("KV kept for", ">gaps no longer", ">of prompts found", ">GB held on average"),
-        rows=rows,
+        columns=columns,
+        rows=tuple(rows),
         plots=(
             Plot(
                 title="Gaps that are no longer than KV is kept",

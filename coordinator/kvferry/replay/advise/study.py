@@ -44,7 +44,7 @@ class LedgerStudy:
         self._rates = Rates()
         self._offers = Offers()
         self._turns = Turns(self._turn)
-        self._savings = Savings()
+        self._savings = Savings(costs)
         self._shares = Shares(reused=True)
         self._times = Times((COMPUTED, OWN_CACHE, PULLED))
         self._gaps = Values()
@@ -97,7 +97,7 @@ class LedgerStudy:
         if part is None or not part.ended.prompt_tokens:
             return
         ended = part.ended
-        self._savings.add(part)
+        self._savings.add(part, self._granted(part) - ended.local_tokens)
         number, before = self._place(turn, ended)
         reused = min(ended.local_tokens + ended.pulled_tokens, ended.prompt_tokens)
         repeated = max(reused, self._known(part, before))
@@ -137,10 +137,14 @@ class LedgerStudy:
         word, _, at = _miss_of(part).partition("@")
         if word == DIVERGED and at.isdigit():
             return min(int(at), most)
-        if part.asked is not None and part.asked.granted:
-            size = self._rates.block_tokens(part.space, part.node)
-            return min(max(before, part.asked.granted * size), most)
-        return min(before, most)
+        return min(max(before, self._granted(part)), most)
+
+    def _granted(self, part: Part) -> int:
+        """Tokens of the prompt that a source had."""
+        if part.asked is None:
+            return 0
+        tokens = part.asked.granted * self._rates.block_tokens(part.space, part.node)
+        return min(tokens, part.ended.prompt_tokens - 1)
 
     def _miss(self, part: Part) -> None:
         word = _miss_of(part).partition("@")[0] or "not told"
@@ -157,11 +161,9 @@ class LedgerStudy:
         """
         self._turns.close()
         spared_s, observed_s = self._savings.spared_s, self._savings.observed_s
-        observed = observed_s > 0 and not self._rates.moved
+        observed = observed_s != 0 and not self._rates.moved
         saved_s = observed_s if observed else spared_s
         prefill_s = self._savings.prefill_s + self._savings.recompute_s
-        if not self._savings.prefill_s:
-            prefill_s += self._costs.compute_s(self._prompt - self._reused)
         links = self._rates.links()
         verdict = judge(
             Evidence(
@@ -217,18 +219,25 @@ class LedgerStudy:
         told = [
             "unless a request told where its prompt diverged, it is taken that a session's prompt "
             "begins with the one before and its answer",
-            "what a pull spares is its predicted time to compute, less the time that it took",
+            "what a pull spares is its predicted time to compute, or without a prediction that of "
+            "as many tokens on average, less the time that it took",
         ]
         if observed:
             told.append(
                 "reuse was only observed: what it would spare is predicted, and links are shown "
                 "with what they would have carried"
             )
-        if not self._savings.prefill_s:
+        if not self._savings.measured:
             told.append(
                 "no engine told how long it computed, so it is taken to be "
                 f"{self._costs.prefill_tokens_per_s:,.0f} tokens a second "
                 "(--prefill-tokens-per-s)"
+            )
+        if observed and self._savings.guessed_moves:
+            told.append(
+                f"{self._savings.guessed_moves:,} observed pulls had no prediction: "
+                f"{self._costs.kv_bytes_per_token:,} bytes a token (--kv-bytes-per-token) over "
+                f"{self._costs.link_gb_per_s:g} GB/s (--link-gb-per-s) are taken for them"
             )
         if self._unnamed:
             told.append(

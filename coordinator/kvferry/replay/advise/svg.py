@@ -12,8 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 56, 64
 COLOURS = 4
 """Classes ``s0`` to ``s3`` of the page's style."""
 LABEL_CHARS_MAX = 22
-TURNED_FROM = 7
-"""With so many labels they stand aslant."""
+LETTER = 6.5
+"""Mean width of one, in the plot's units; labels that do not fit side by side stand aslant."""
 
 
 def as_svg(plot: Plot) -> str:
@@ -75,9 +75,11 @@ def _bars(plot: Plot, top: float) -> list[str]:
     parts = []
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(plot.labels))
     bar = min(48.0, slot * 0.8 / max(1, len(plot.series)))
+    longest = max((len(label) for label in plot.labels), default=0)
+    aslant = LETTER * min(longest, LABEL_CHARS_MAX) > slot
     for place, label in enumerate(plot.labels):
         middle = LEFT + slot * (place + 0.5)
-        parts.append(_label(label, middle, aslant=len(plot.labels) >= TURNED_FROM))
+        parts.append(_label(label, middle, aslant=aslant))
         x = middle - bar * len(plot.series) / 2
         for number, (name, values) in enumerate(plot.series.items()):
             value = values[place]
@@ -98,7 +100,7 @@ def _bar(
         f'width="{width - 2:.1f}" height="{height:.1f}">'
         f"<title>{escape(name)}: {said} {escape(unit)}</title></rect>"
     ]
-    if 6.5 * len(said) <= width + 2:
+    if LETTER * len(said) <= width + 2:
         parts.append(
             f'<text class="value" x="{x + width / 2:.1f}" y="{y - 4:.1f}" '
             f'text-anchor="middle">{said}</text>'

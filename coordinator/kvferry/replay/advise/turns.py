@@ -34,6 +34,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     ttft_ms: float = 0.0
     """As the router saw it; 0 without a router."""
     prefill_request: str = ""
+    names: set[str] = msgspec.field(default_factory=set)
+    """Engines' requests that belong to it, as far as it is known."""
 
     def main(self) -> Part | None:
         """The engine that computed the prompt: as the router says, else the one that computed
@@ -52,6 +54,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
     @property
     def ended_ms(self) -> int:
+        """Server time."""
         return max(one.ended_ms for one in self.parts)
 
 
@@ -113,9 +116,12 @@ class Turns:
             if not request:
                 continue
             name = self._name.get(request)
-            self._name[request] = event.request
+            self._call(turn, request, event.request)
             if name is not None and name != event.request and name in self._open:
-                turn.parts += self._open.pop(name).parts
+                other = self._open.pop(name)
+                turn.parts += other.parts
+                for one in other.names - turn.names:
+                    self._call(turn, one, event.request)
         self._bound()
 
     def close(self) -> None:
@@ -129,13 +135,18 @@ class Turns:
             turn = self._open[name] = TurnRecord()
         return turn
 
+    def _call(self, turn: TurnRecord, request: str, name: str) -> None:
+        turn.names.add(request)
+        self._name[request] = name
+
     def _bound(self) -> None:
         while len(self._open) > self._max:
             self._give(*self._open.popitem(last=False))
 
     def _give(self, name: str, turn: TurnRecord) -> None:
-        for part in turn.parts:
-            self._name.pop(part.ended.request, None)
+        for request in turn.names:
+            if self._name.get(request) == name:
+                del self._name[request]
         if turn.parts:
             self._done(turn)
 

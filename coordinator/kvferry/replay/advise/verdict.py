@@ -52,6 +52,12 @@ def _saved(seen: Evidence) -> tuple[bool, str]:
     share = seen.saved_s / seen.prefill_s if seen.prefill_s else 0.0
     good = share >= SAVED_SHARE_MIN
     verb = "spared" if seen.measured and not seen.observed else "would spare"
+    if seen.saved_s < 0:
+        verb = "took" if seen.measured and not seen.observed else "would take"
+        return False, (
+            f"reuse {verb} {-seen.saved_s:,.1f} s more for moving than it spared of computing, "
+            f"beside {seen.prefill_s:,.1f} s of prefill"
+        )
     than = "no less" if good else "less"
     return good, (
         f"reuse {verb} {share:.1%} of prefill time ({seen.saved_s:,.1f} of {seen.prefill_s:,.1f} "
