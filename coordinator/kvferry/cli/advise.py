@@ -38,7 +38,7 @@ def command(
             metavar="FILE",
             help="Recorded requests instead of a ledger: a trace in Mooncake's format, or JSON "
             "lines with messages or prompt as the OpenAI API takes them, a timestamp and, where "
-            "it is known, session or user. Nothing needs to be installed for it.",
+            "known, session, and user to tell people apart. Nothing needs to be installed for it.",
             show_default=False,
         ),
     ] = None,

@@ -152,8 +152,23 @@ def test_a_log_with_usage_batches_and_other_times(tmp_path: Path) -> None:
     report = advise(tmp_path, lines)
     assert report.span_s == 45
     assert report.prompt_tokens == 256 + 128
-    assert report.sessions == 2, "one is named, the other is not"
+    assert report.sessions == 2, "the same text of another user"
     assert "1 requests were estimated" in report.assumptions[0]
+
+
+def test_a_user_has_several_conversations(tmp_path: Path) -> None:
+    other = ("user", "d" * 506)
+    lines = [
+        asks(0, FIRST, user="u"),
+        asks(5, other, user="u"),
+        asks(9, FIRST, ANSWER, SECOND, user="v"),
+        asks(10, FIRST, ANSWER, SECOND, user="u"),
+    ]
+    report = advise(tmp_path, lines)
+    assert report.sessions == 3
+    assert [(row.turn, row.requests) for row in report.shares] == [("1", 3), ("2", 1)]
+    assert report.gaps_s is not None
+    assert report.gaps_s.p50 == 10
 
 
 def test_sessions_that_the_log_names_and_plain_prompts(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ LINES_MAX = 1_000_000
 MILLISECONDS_FROM = 1e11
 """A time that is a larger number counts milliseconds: as seconds it were the year 5138."""
 _TIMES = ("timestamp", "time", "ts", "created", "created_at")
-_SESSIONS = ("session", "session_id", "conversation_id", "user")
+_SESSIONS = ("session", "session_id", "conversation_id")
+_USERS = ("user", "user_id")
+"""A user has several conversations, so a user's name only keeps those of different ones apart."""
 _INNER = ("body", "request")
 ASSUMED = (
     f"prompts are compared in pieces of {CHUNK_CHARS} characters, as role and text of each "
@@ -100,9 +102,9 @@ class OpenAILog:
         if tokens is None:
             self.estimated += 1
             tokens = max(1, round(whole / CHARS_PER_TOKEN))
-        named = next((_word(of.get(key)) for of in (line, inner) for key in _SESSIONS
-                      if _word(of.get(key))), "")  # fmt: skip
-        return _cut(at_s, tokens, whole, pieces, named)
+        user = _named(_USERS, line, inner)
+        prompt = _cut(at_s, tokens, whole, pieces, _number(_digest(b"", user)) if user else 0)
+        return msgspec.structs.replace(prompt, session=_named(_SESSIONS, line, inner))
 
     def _message(self, number: int, message: object) -> tuple[str, str]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -148,8 +150,11 @@ class OpenAILog:
         return ConfigError(f"{self._name} line {number}: {what}; {cure}")
 
 
-def _cut(at_s: float, tokens: int, whole: int, pieces: list[tuple[str, str]], named: str) -> Prompt:
-    """A prompt in chunks, with the places where an earlier one may have ended."""
+def _cut(at_s: float, tokens: int, whole: int, pieces: list[tuple[str, str]], apart: int) -> Prompt:
+    """A prompt in chunks, with the places where an earlier one may have ended.
+
+    ``apart`` changes the names of these places, so that they match those with the same one only.
+    """
     text = "".join(piece for _, piece in pieces)
     per_char = tokens / whole
     chain, digest = [], b""
@@ -160,12 +165,13 @@ def _cut(at_s: float, tokens: int, whole: int, pieces: list[tuple[str, str]], na
         recognisable = len(chain) >= PROMPT_CHUNKS_MIN
         return Prompt(
             at_s=at_s, tokens=tokens, chain=tuple(chain), chunk_tokens=CHUNK_CHARS * per_char,
-            session=named, marks=tuple(chain), end=chain[-1] if recognisable else None,
+            marks=tuple(chunk ^ apart for chunk in chain),
+            end=chain[-1] ^ apart if recognisable else None,
         )  # fmt: skip
     marks, covers, digest, chars = [], [], b"", 0
     for place, (_, piece) in enumerate(pieces):
         digest = _digest(digest, piece)
-        marks.append(_number(digest))
+        marks.append(_number(digest) ^ apart)
         chars += len(piece)
         # The turn that ended here was answered by the message that follows.
         answer = pieces[place + 1] if place + 1 < len(pieces) else ("", "")
@@ -173,7 +179,7 @@ def _cut(at_s: float, tokens: int, whole: int, pieces: list[tuple[str, str]], na
         covers.append(int((chars + answered) * per_char))
     return Prompt(
         at_s=at_s, tokens=tokens, chain=tuple(chain), chunk_tokens=CHUNK_CHARS * per_char,
-        session=named, marks=tuple(marks[:-1]), covers=tuple(covers[:-1]), end=marks[-1],
+        marks=tuple(marks[:-1]), covers=tuple(covers[:-1]), end=marks[-1],
     )  # fmt: skip
 
 
@@ -195,5 +201,11 @@ def _usage(line: dict[str, Any], inner: dict[str, Any]) -> int | None:
     return None
 
 
-def _word(value: object) -> str:
-    return str(value) if isinstance(value, str | int) and value != "" else ""
+def _named(keys: tuple[str, ...], *places: dict[str, Any]) -> str:
+    """The first of these keys that has a word or a number."""
+    for of in places:
+        for key in keys:
+            value = of.get(key)
+            if isinstance(value, str | int) and value != "":
+                return str(value)
+    return ""
