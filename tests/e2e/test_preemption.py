@@ -13,6 +13,7 @@ from kvferry.core.events import Evicted, Transferred
 BLOCKS = 60
 SMALL = {"kv_cache_memory_bytes": BLOCKS * BLOCK * 1024, "max_model_len": 1024}
 AT_ONCE = 12
+LEASE_MS = 5_000
 ASKED, ANSWERED, SAID = 130, 150, 40
 """Tokens: twelve prompts fit into the pool, twelve answers do not."""
 
@@ -27,7 +28,8 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(start_engine: StartEngine) -> Fleet:
     # Leases on the decode engine too, so that they stand in preemption's way.
-    made = Fleet(start_engine("p0"), start_engine("d0", connector={"lease_budget": 0.5}, **SMALL))
+    lends = {"lease_budget": 0.5, "lease_ms": LEASE_MS}
+    made = Fleet(start_engine("p0"), start_engine("d0", connector=lends, **SMALL))
     joined(made.p0, made.d0)
     made.d0.ask("watch")
     return made
