@@ -122,6 +122,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     tokens that is worth moving."""
     host_blocks: dict[str, int] = {}
     """Size of the host tier of each node that has one, so that all come to the same keeper."""
+    roles: dict[str, str] = {}
+    """Roles of these nodes, where they have one."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,7 @@ class Retention:
                 # What the longer lease keeps may be read on.
                 readers = no_pins if chain.tier == HBM else pinned
                 actions += self._end_unread([old], SUPERSEDED, memory, readers)
-            self._cached.drop(old.key)
+            self._cached.used_again(old.key)
         return actions
 
     def read(self, key: str, *, kept_there: bool = False) -> None:

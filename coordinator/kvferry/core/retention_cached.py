@@ -25,8 +25,8 @@ class CachedChains:
 
     def add(self, chain: Chain, memory: Memory) -> None:
         """The chain is the youngest now: everything that is free will be reused before it."""
+        self.used_again(chain.key)
         chain.tier, chain.mark = "cache", memory.handed_out + memory.free
-        self._chains.pop(chain.key, None)
         # Older ones go first: blocks before them left the queue since, for they were used again.
         for older in reversed(self._chains.values()):
             if older.mark <= chain.mark:
@@ -35,6 +35,16 @@ class CachedChains:
         self._chains[chain.key] = chain
         if len(self._chains) > CACHED_MAX:
             del self._chains[next(iter(self._chains))]
+
+    def used_again(self, key: str) -> None:
+        """A request took the chain's blocks from where they stood: those behind them move up."""
+        chain = self._chains.pop(key, None)
+        if chain is None:
+            return
+        for younger in reversed(self._chains.values()):
+            if younger.mark <= chain.mark:
+                break
+            younger.mark = max(chain.mark, younger.mark - len(chain.blocks))
 
     def drop(self, key: str) -> None:
         """Remember the chain no longer."""

@@ -10,13 +10,14 @@ from kvferry.core.retention_cached import AHEAD_S
 from kvferry.core.retention_gaps import NEVER_S, GapModel
 from kvferry.core.retention_value import Chain, Memory, Rules, expected_reuse, value
 
-LOOK_MAX = 64
+LOOK_MAX = 128
 """Chains that are weighed against one that comes: those that are there longest."""
 WAITING_MAX = 4_096
 """Chains that wait for their copy; the oldest are forgotten."""
-AHEAD_SHARE = 0.5
+AHEAD_SHARE = 0.25
 """A chain is copied once the cache is this far from reusing it, as a share of what it has free. A
-copy costs little and must be complete by then; while the cache has room for all, none is made."""
+copy costs little and must be complete by then; while the cache has room for all, none is made.
+Until then both have it, so an earlier copy wastes memory."""
 WINDOW_S = 120.0
 """Chains are weighed by what they are expected to save within so long. A place is free again for
 another one after that, so what comes soon counts for more than what comes at all."""
@@ -62,7 +63,7 @@ class HostShelf:
         """
         # Never later than it is in danger, for then it is forgotten.
         ahead = max(memory.watermark, memory.per_s * AHEAD_S, memory.free * AHEAD_SHARE)
-        soon = memory.handed_out + ahead
+        soon = memory.handed_out + memory.needed + ahead
         found = list(takewhile(lambda chain: chain.mark <= soon, self._waiting.values()))
         for chain in found:
             del self._waiting[chain.key]
@@ -90,12 +91,13 @@ class HostShelf:
     def room_for(self, now_s: float, chain: Chain, gaps: GapModel, budget: int) -> list[str] | None:
         """Which chains must leave so that ``chain`` has a place among ``budget`` blocks.
 
-        None if it is not worth that. The caller drops them.
+        None if it is not worth that. The caller drops them. However unlikely its session is to come
+        back, it may have a place that is free, or that of one worth clearly less.
         """
-        reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
-        if reuse < self._rules.reuse_min or len(chain.blocks) > budget:
-            return None
         need = self.blocks + len(chain.blocks) - budget
+        reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
+        if len(chain.blocks) > budget or reuse <= 0.0:
+            return None
         below = value(chain, reuse, self._rules) / self._rules.displace_ratio
         oldest = list(islice(self._chains.values(), LOOK_MAX)) if need > 0 else []
         gone: list[str] = []

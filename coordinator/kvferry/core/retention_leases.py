@@ -55,11 +55,13 @@ class LeaseSet:
         rules: Rules,
         pinned: Pinned,
         below: float = float("inf"),
+        taken: AbstractSet[int] = frozenset(),
     ) -> tuple[list[Chain], int]:
         """Leases to end so that ``blocks`` distinct blocks lose their last one.
 
         The least valuable first, of equals the one that ends soonest; none that is pinned, none
-        worth ``below`` or more, and none that turns out not to be needed.
+        worth ``below`` or more, and none that turns out not to be needed. Blocks ``taken`` by
+        another lease in their place do not count as freed.
 
         Returns:
             The leases, and how many blocks they free: fewer than asked for if that is all.
@@ -69,8 +71,13 @@ class LeaseSet:
             for key, chain in self.chains.items()
         }
         order = sorted(self.chains.values(), key=lambda one: (worth[one.key], one.until_s))
-        runs = [(one.key, one.blocks) for one in order if worth[one.key] < below]
-        names, freed = self._kept.fewest(runs, blocks, pinned())
+        held = pinned()
+        runs = [
+            (one.key, [block for block in one.blocks if block not in taken])
+            for one in order
+            if worth[one.key] < below and held.isdisjoint(one.blocks)
+        ]
+        names, freed = self._kept.fewest(runs, blocks, frozenset())
         return [self.chains[name] for name in names], freed
 
     def way_for(
@@ -91,12 +98,13 @@ class LeaseSet:
         fresh = self.fresh(chain)
         if memory.spare < (fresh if from_free else 0):
             return None
-        if fresh > memory.budget or len(self.chains) >= LEASES_MAX:
+        if len(chain.blocks) > memory.budget or len(self.chains) >= LEASES_MAX:
             return None
         over = self.blocks + fresh - memory.budget
         if over <= 0:
             return []
         reuse = lease_reuse(now_s, chain, memory, gaps, rules)
         below = value(chain, reuse, rules) / rules.displace_ratio
-        less, freed = self.victims(now_s, over, memory, gaps, rules, pinned, below)
+        taken = frozenset(chain.blocks)
+        less, freed = self.victims(now_s, over, memory, gaps, rules, pinned, below, taken)
         return less if freed >= over else None

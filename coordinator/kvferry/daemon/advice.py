@@ -71,17 +71,15 @@ class AdviceTeller:
             term = self._leads(name)
             if not term or name == ROUTER_SPACE:
                 continue
+            hosting = [n for n in space.nodes.values() if n.host_blocks and n.status == JOINED]
             advice = Advice(
                 replica=self._replica,
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
                 pays_from=await pays(space) if self._weigh else {},
-                host_blocks={
-                    node.name: node.host_blocks
-                    for node in space.nodes.values()
-                    if node.host_blocks and node.status == JOINED
-                },
+                host_blocks={node.name: node.host_blocks for node in hosting},
+                roles={node.name: node.role for node in hosting if node.role},
             )
             try:
                 await self._bus.publish(advice_subject(name), encode(advice))

@@ -13,6 +13,8 @@ from tests.unit.bench_policy.small import REST, SHAPE, asks, run
 
 A, B, A2 = [1, 2, 3], [11, 12, 13], [1, 2, 3, 4, 5]
 TRACE = [asks(0, A), asks(100, B), asks(200, A2)]
+SLOWER = [asks(0, A), asks(50, [21]), asks(100, B), asks(200, A2)]
+"""The same, and a prompt of one block between A and B."""
 PROMPTS = 512 * 11 + 3 * REST
 REST_S = REST / 512
 
@@ -34,9 +36,24 @@ def test_without_more_memory_the_last_block_is_gone(policy: str) -> None:
     assert figures(policy) == (2, {"reused": 1})
 
 
-@pytest.mark.parametrize("policy", ["lru-host", "ours"])
-def test_host_memory_catches_it(policy: str) -> None:
-    assert figures(policy, host=6) == (3, {})
+def test_host_memory_catches_it() -> None:
+    assert figures("lru-host", host=6) == (3, {})
+
+
+def test_a_copy_made_in_time_catches_it() -> None:
+    # After the one-block prompt A stands where the cache reuses next, and it is copied. B needs
+    # two of A's blocks then.
+    found = {
+        policy: run(policy, SLOWER, hbm=6, host=host).shared.figures
+        for policy, host in (("ours", 12), ("lru", 0))
+    }
+    assert (found["ours"].hit_tokens, dict(found["ours"].lost)) == (3 * 512, {})
+    assert (found["lru"].hit_tokens, dict(found["lru"].lost)) == (512, {"reused": 2})
+
+
+def test_a_copy_holds_no_memory_and_what_is_reused_meanwhile_is_not_kept() -> None:
+    # B takes four of six blocks at once, before a copy of A is complete.
+    assert figures("ours", host=6) == (2, {"reused": 1})
 
 
 def test_the_oldest_leave_host_memory_first() -> None:
@@ -98,13 +115,13 @@ def test_nothing_comes_back_one_way() -> None:
 
 
 def test_of_two_holders_one_copies_to_its_host_memory() -> None:
-    both = run("lru-host", [*TRACE, asks(300, B)], hbm=6, host=12).shared
-    ours = run("ours", [*TRACE, asks(300, B)], hbm=6, host=12).shared
-    assert ours.figures.hit_tokens == both.figures.hit_tokens == 6 * 512
+    both = run("lru-host", SLOWER, hbm=6, host=12).shared
+    ours = run("ours", SLOWER, hbm=6, host=12).shared
+    assert ours.figures.hit_tokens == both.figures.hit_tokens == 3 * 512
     # A's next turn contains A, so these are all the blocks that there are.
-    assert ours.links.bytes["hbm>host"] == 8 * 512
-    # B displaced 3 on both engines, A's next turn then B, and B in its turn that one's end.
-    assert both.links.bytes["hbm>host"] > 8 * 512
+    assert ours.links.bytes["hbm>host"] == 9 * 512
+    # B displaced two blocks of A on both engines, A's next turn then the others.
+    assert both.links.bytes["hbm>host"] == 12 * 512
 
 
 def test_bytes_from_prefill_to_decode_are_what_decode_lacks() -> None:

@@ -81,7 +81,7 @@ def test_of_two_nodes_that_have_a_chain_one_is_to_keep_it() -> None:
     engine = Engine()
     leasing = engine.exports.leasing
     leasing.advice = advice = AdviceView("d0")
-    advice.host_blocks = {"p0": 8}  # We have no host tier, so p0 keeps what both have.
+    advice.shares = {"p0": 8}  # We have no host tier, so p0 keeps what both have.
     for name, session in (("named", "s"), ("unnamed", "")):
         offer, hashes = engine.serve(name, 6, lease=True, params={"session": session})
         chain = leasing.retention.find(offer)

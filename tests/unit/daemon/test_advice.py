@@ -144,16 +144,28 @@ async def test_a_node_without_a_host_tier_keeps_nothing_and_none_without_a_name(
     assert not view.kept_there("s", "p0", 10), "ourselves"
 
 
+async def test_both_come_to_the_same_keeper_by_what_their_roles_have_together() -> None:
+    p0, d0 = AdviceView("p0"), AdviceView("d0")
+    host = dict.fromkeys(("p0", "p1", "p2", "d0"), 10)
+    roles = {"p0": "prefill", "p1": "prefill", "p2": "prefill", "d0": "decode"}
+    for view in (p0, d0):
+        await view.heard(SUBJECT, told(host_blocks=host, roles=roles), None)
+    sessions = [f"s-{number}" for number in range(400)]
+    at_d0 = [p0.kept_there(name, "d0", 10) for name in sessions]
+    assert at_d0 == [not d0.kept_there(name, "p0", 10) for name in sessions]
+    assert 60 < sum(at_d0) < 140, "a quarter of them"
+
+
 async def test_advice_names_the_host_tiers_of_nodes_that_are_there() -> None:
     log = MemoryLog()
     d0, p0, gone = FakeNode(log, "d0"), FakeNode(log, "p0"), FakeNode(log, "gone")
     async with running(log) as coordinator, listening(log) as view:
-        await d0.join(host_blocks=7)
+        await d0.join(host_blocks=7, role="decode")
         await gone.join(host_blocks=9)
         await settled(coordinator, await gone.facts(NodeClosed(incarnation=gone.incarnation)))
         await p0.join()
-        await until(lambda: view.host_blocks, "advice")
-        await until(lambda: view.host_blocks == {"d0": 7}, "advice without who has left")
+        await until(lambda: view.shares, "advice")
+        await until(lambda: view.shares == {"d0": 7}, "advice without who has left")
 
 
 async def test_nodes_hear_from_where_short_prefixes_are_not_worth_moving() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from kvferry.core.retention import TO_HOST, Retention
-from kvferry.core.retention_keeper import keeper
+from kvferry.core.retention_keeper import keeper, shares
 from kvferry.core.retention_value import Chain, Memory
 
 SESSIONS = [f"session {number}" for number in range(4_000)]
@@ -21,6 +21,25 @@ def test_the_order_in_which_holders_are_named_does_not_matter() -> None:
 def test_each_node_keeps_in_proportion_to_its_host_tier() -> None:
     kept = Counter(keeper(name, {"small": 100, "large": 300}) for name in SESSIONS)
     assert kept["small"] / len(SESSIONS) == pytest.approx(0.25, abs=0.03)
+
+
+def test_between_roles_a_session_is_kept_in_proportion_to_all_that_a_role_has() -> None:
+    nodes = [*(f"p{n}" for n in range(6)), "d0", "d1"]
+    share = shares(dict.fromkeys(nodes, 10), {node: node[0] for node in nodes})
+    kept: Counter[str] = Counter()
+    for number, name in enumerate(SESSIONS):
+        holders = (f"p{number % 6}", f"d{number % 2}")
+        kept[keeper(name, {node: share[node] for node in holders})] += 1
+    for node in nodes:
+        assert kept[node] / len(SESSIONS) == pytest.approx(1 / 8, abs=0.03)
+    alone = Counter(keeper(name, {"p0": 10, "d0": 10})[0] for name in SESSIONS)
+    assert alone["d"] / len(SESSIONS) == pytest.approx(1 / 2, abs=0.03), "without roles"
+
+
+def test_a_node_without_a_role_or_a_host_tier_has_the_share_of_its_own() -> None:
+    sizes = {"a": 3, "b": 4, "p0": 5, "p1": 6, "p2": 0}
+    roles = {"p0": "prefill", "p1": "prefill", "p2": "prefill"}
+    assert shares(sizes, roles) == {"a": 3, "b": 4, "p0": 11, "p1": 11, "p2": 0}
 
 
 def test_a_node_that_comes_takes_only_what_becomes_its_own() -> None:
@@ -45,7 +64,7 @@ def copied(*, read: bool, kept_there: bool) -> bool:
     retention.offered(0.0, chain, memory)
     if read:
         retention.read("turn", kept_there=kept_there)
-    memory.handed_out = 30.0
+    memory.handed_out = 40.0
     return any(action.act == TO_HOST for action in retention.sweep(1.0, memory))
 
 
@@ -63,11 +82,11 @@ def test_a_copy_that_another_node_has_read_gives_way_first() -> None:
         chain = Chain(key=key, blocks=blocks, bytes=8_000, saved_ms=80.0, session=key)
         retention.offered(0.0, chain, memory)
         if key != "new":
-            memory.handed_out += 30.0
+            memory.handed_out += 40.0
             assert [a.chain for a in retention.sweep(1.0, memory)] == [key]
             retention.moved(1.0, key, whole=True)
     retention.read("read")
-    memory.handed_out += 30.0
+    memory.handed_out += 40.0
     assert [(a.act, a.chain) for a in retention.sweep(1.0, memory)] == [
         ("end", "read"),
         ("to_host", "new"),

@@ -182,6 +182,19 @@ def test_the_least_valuable_lease_ends_first() -> None:
         assert [(one.chain, one.reason) for one in ended] == [(c, PRESSURE) for c in expected]
 
 
+def test_a_lease_is_not_displaced_for_blocks_that_it_shares_with_the_next() -> None:
+    retention, memory = Retention(), Memory(free=100, budget=16, per_s=5.0)
+    for key, size, saved in (("short", 8, 2.0), ("long", 17, 400.0)):
+        chain = Chain(key=key, blocks=tuple(range(size)), bytes=size, saved_ms=saved, awaited=True)
+        retention.offered(0.0, chain, memory)
+    assert [chain.key for chain in retention.leases()] == ["short"], "17 never fit into 16"
+    other = Chain(key="other", blocks=tuple(range(20, 28)), bytes=8, saved_ms=300.0, awaited=True)
+    retention.offered(0.0, other, memory)
+    longer = Chain(key="longer", blocks=tuple(range(12)), bytes=12, saved_ms=400.0, awaited=True)
+    retention.offered(0.0, longer, memory)
+    assert retention.leased_blocks <= 16
+
+
 def test_a_lease_that_is_not_in_the_way_is_spared() -> None:
     kept = KeptBlocks()
     runs = [("cheap", [1]), ("middle", [2, 3, 4]), ("dear", [5, 6])]

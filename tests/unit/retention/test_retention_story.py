@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvferry.core.retention import Action, Retention
-from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.core.retention_host import WINDOW_S
+from kvferry.core.retention_value import Chain, Memory, Rules, expected_reuse
 
 BLOCKS = 100
 """The node's pool; 30 of them may be leased, 5 must stay free."""
@@ -146,12 +147,12 @@ def test_running_requests_come_first() -> None:
 
 
 def test_what_the_cache_will_lose_is_copied_to_the_host_in_time_where_there_is_one() -> None:
-    for host_budget, copied in ((0, []), (40, ["10s to_host b (expected)"])):
+    for host_budget, copied in ((0, []), (40, ["15s to_host b (expected)"])):
         node = Node(per_s=5.0)
         node.host_budget = host_budget
         node.finishes("b", 20)
-        assert node.until(12) == copied, "half of what the cache has free is used up"
-        assert said(node.retention.moved(12, "b", whole=True)) == []
+        assert node.until(16) == copied, "a quarter of what the cache has free is left"
+        assert said(node.retention.moved(16, "b", whole=True)) == []
         assert node.retention.host.blocks == (20 if host_budget else 0)
         leased = [] if host_budget else ["19s lease b (expected) 30s"]
         assert node.until(20) == leased, "what is in the host tier needs no lease"
@@ -161,8 +162,8 @@ def test_a_copy_that_did_not_get_whole_counts_for_nothing() -> None:
     node = Node(per_s=5.0)
     node.host_budget = 40
     node.finishes("b", 20)
-    node.until(12)
-    assert said(node.retention.moved(12, "b", whole=False)) == []
+    node.until(16)
+    assert said(node.retention.moved(16, "b", whole=False)) == []
     assert node.retention.host.blocks == 0
     assert node.until(20) == ["19s lease b (expected) 30s"]
 
@@ -171,11 +172,42 @@ def test_a_full_host_tier_gives_its_place_to_what_is_worth_more() -> None:
     node = Node(per_s=5.0)
     node.host_budget = 30
     node.finishes("old", 20)
-    node.until(12)
+    node.until(16)
     node.retention.read("old")  # Another node has it too, so that it is worth less.
-    node.retention.moved(12, "old", whole=True)
+    node.retention.moved(16, "old", whole=True)
     node.finishes("new", 20)
-    assert node.until(24) == ["22s end old (pressure)", "22s to_host new (expected)"]
+    assert node.until(34) == ["31s end old (pressure)", "31s to_host new (expected)"]
+
+
+def test_a_free_place_in_the_host_tier_is_for_whoever_may_come_back_at_all() -> None:
+    for free, copied in ((20, ["375s to_host b (expected)"]), (0, [])):
+        node = Node(per_s=0.2)
+        node.host_budget = 20 + free
+        node.finishes("a", 20)
+        a = node.retention.find("a")
+        node.finishes("b", 20)
+        b = node.retention.find("b")
+        assert a is not None
+        assert b is not None
+        node.retention.host.put(0.0, a)
+        assert [one for one in node.until(400) if "to_host" in one] == copied
+        unlikely = expected_reuse(b, 375.0, 0.0, WINDOW_S, node.retention.gaps)
+        assert 0.0 < unlikely < Rules().reuse_min, "else this test says nothing"
+
+
+def test_what_is_used_again_makes_those_behind_it_move_up() -> None:
+    for again, at in (("", "15s"), ("first", "11s")):
+        node = Node(per_s=5.0)
+        node.host_budget = 40
+        node.free = BLOCKS - 20
+        node.finishes("first", 20)
+        node.free = BLOCKS  # Those of the first are free now, and stand before the next one's.
+        node.finishes("behind", 10)
+        node.now = 1.0
+        if again:
+            node.finishes("longer", 25, covers=again)
+        heard = node.until(16)
+        assert f"{at} to_host behind (expected)" in heard
 
 
 def test_what_is_read_when_its_session_ends_is_read_to_its_end() -> None:

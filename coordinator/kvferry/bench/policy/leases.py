@@ -6,7 +6,7 @@ simulated memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job
@@ -31,11 +31,15 @@ class Leases:
         engine: whose memory it is.
         host_blocks: size of the engine's host tier; 0 for none.
         rules: what an operator may set.
+        shares: how much each engine is to keep, by name.
     """
 
-    def __init__(self, engine: Engine, host_blocks: int, rules: Rules) -> None:
+    def __init__(
+        self, engine: Engine, host_blocks: int, rules: Rules, shares: Mapping[str, int]
+    ) -> None:
         self._engine = engine
         self._retention = Retention(rules)
+        self._shares = shares
         self._turnover = Turnover()
         self._store = ChainHost(host_blocks, self._host_lost)
         self.host: Host | None = self._store if host_blocks else None
@@ -55,8 +59,8 @@ class Leases:
         covers = tuple(str(block) for block in turn.chain[:-1] if str(block) in self._chains)
         chain = self._chain(turn, covers)
         self._chains[chain.key] = chain.blocks
-        holders = dict.fromkeys((job.prefill, job.decode), self._store.capacity)
-        kept_by = keeper(turn.session, holders)
+        holders = (job.prefill, job.decode)
+        kept_by = keeper(turn.session, {name: self._shares.get(name, 0) for name in holders})
         chain.kept_elsewhere = kept_by not in ("", engine.name)
         self._do(self._retention.offered(engine.now_s, chain, self._memory()))
         if read:
@@ -134,12 +138,12 @@ class Leases:
         if not all(map(engine.pool.ready, blocks)):
             self._do(self._retention.moved(engine.now_s, key, whole=False))
             return
-        engine.pool.hold(blocks)
         size = self._store.fresh(blocks) * engine.shared.block_bytes
 
         def ends() -> None:
-            engine.pool.give_back(blocks)
-            actions = self._retention.moved(engine.now_s, key, whole=True)
+            # As on real nodes a copy holds nothing, and what was reused meanwhile is not kept.
+            whole = all(map(engine.pool.ready, blocks))
+            actions = self._retention.moved(engine.now_s, key, whole=whole)
             if self._retention.host.find(key) is not None:
                 engine.shared.copies.came(self._store.put(key, blocks))
             self._do(actions)

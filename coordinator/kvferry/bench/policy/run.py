@@ -23,6 +23,7 @@ from kvferry.bench.policy.shapes import Shape
 from kvferry.bench.policy.sizes import Sizes
 from kvferry.bench.policy.ttl import FixedPins
 from kvferry.core.retention_gaps import SessionGaps, learned
+from kvferry.core.retention_keeper import shares
 from kvferry.core.retention_value import Rules
 from kvferry.replay.trace import Turn
 
@@ -111,7 +112,9 @@ class Run:
     def _keeper(self, engine: Engine) -> Keeper:
         plan = self._plan
         if plan.policy in (OURS, LEASES):
-            ours = Leases(engine, plan.sizes.host, plan.rules)
+            host = {one.name: plan.sizes.host for one in self.engines}
+            roles = {one.name: one.role for one in self.engines}
+            ours = Leases(engine, plan.sizes.host, plan.rules, shares(host, roles))
             self._leases.append(ours)
             return ours
         if plan.policy == LRU_HOST and plan.sizes.host:

@@ -9,7 +9,7 @@ import msgspec
 
 from kvferry.core.messages import SAVED_UNKNOWN, Advice
 from kvferry.core.retention_gaps import BINS, prior
-from kvferry.core.retention_keeper import keeper
+from kvferry.core.retention_keeper import keeper, shares
 from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.node")
@@ -22,7 +22,7 @@ class AdviceView:
 
     Attributes:
         gaps: when sessions come back; a prior until something was heard.
-        host_blocks: size of the host tier of each node that has one.
+        shares: how much each node with a host tier is to keep, relative to others.
         term: of the leader who advised; 0 before.
     """
 
@@ -30,7 +30,7 @@ class AdviceView:
         """``node`` is our own name."""
         self._node = node
         self.gaps = prior()
-        self.host_blocks: Mapping[str, int] = {}
+        self.shares: Mapping[str, int] = {}
         self.term = 0
         self._saved = SAVED_UNKNOWN
         self._pays_from: dict[str, int] = {}
@@ -54,10 +54,11 @@ class AdviceView:
             other: that node.
             own_blocks: size of our host tier.
         """
-        theirs = self.host_blocks.get(other, 0)
+        theirs = self.shares.get(other, 0)
         if not session or not theirs or other == self._node:
             return False
-        return keeper(session, {self._node: own_blocks, other: theirs}) == other
+        ours = self.shares.get(self._node, own_blocks) if own_blocks else 0
+        return keeper(session, {self._node: ours, other: theirs}) == other
 
     async def heard(self, subject: str, data: bytes, reply: Reply | None) -> None:
         """The bus handler for :class:`Advice` messages."""
@@ -78,7 +79,7 @@ class AdviceView:
         if said.term < self.term:
             return  # A deposed leader that does not know it yet.
         self.gaps, self._saved, self.term = said.gaps, said.saved, said.term
-        self.host_blocks = said.host_blocks
+        self.shares = shares(said.host_blocks, said.roles)
         ours = f">{self._node}"
         self._pays_from = {
             pair.removesuffix(ours): tokens
