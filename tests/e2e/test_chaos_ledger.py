@@ -29,6 +29,8 @@ AT_ONCE = 4
 LONG = 4000
 """Tokens of a prompt that is dear to recompute on any machine, so that a plan moves it."""
 ALONE = "serves without a ledger"
+LEASE_MS = 5_000
+"""Leases end soon, for the blocks are counted."""
 
 
 class Fleet(NamedTuple):
@@ -47,7 +49,8 @@ def fleet(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -
     port = free_port()
     log = tmp_path_factory.mktemp("late") / "engine.log"
     url = f"nats://127.0.0.1:{port}"
-    p0, d0 = start_engine("p0"), start_engine("d0")
+    lends = {"lease_ms": LEASE_MS}
+    p0, d0 = start_engine("p0", connector=lends), start_engine("d0", connector=lends)
     late = start_engine("late", connector={"nats_url": url}, log=log)
     joined(p0, d0)
     late.wait_ready()

@@ -27,6 +27,10 @@ SMALL_POOL = {"kv_cache_memory_bytes": 4 << 20, "max_model_len": 2048}
 """128 blocks, fewer than the histories have: offers come and go, and so do pinned blocks."""
 
 
+LEASE_MS = 5_000
+"""Leases end soon, for the blocks are counted at the end of each storm."""
+
+
 class Fleet(NamedTuple):
     engines: list[EngineProcess]
     relays: list[Relay]
@@ -38,7 +42,11 @@ def fleet(plane: Plane, start_engine: StartEngine) -> Iterator[Fleet]:
     relays = [Relay(), Relay()]
     try:
         engines = [
-            start_engine(name, connector=relay.connector_options(), **SMALL_POOL)
+            start_engine(
+                name,
+                connector={**relay.connector_options(), "lease_ms": LEASE_MS},
+                **SMALL_POOL,
+            )
             for name, relay in zip(("p0", "d0"), relays, strict=True)
         ]
         joined(*engines)
