@@ -178,7 +178,8 @@ def test_a_client_that_leaves_in_mid_stream_frees_the_request_on_both_engines(
 
 
 def test_a_client_that_leaves_before_any_answer_frees_both_engines(stack: Stack) -> None:
-    given = {"model": MODEL, "prompt": prompt(113_000, 3900), "max_tokens": 100}
+    # Long enough to be seen running, however late one looks.
+    given = {"model": MODEL, "prompt": prompt(113_000, 900), "max_tokens": 3000}
     content = json.dumps({**given, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
     with socket.create_connection((HOST, stack.router.port)) as client:
