@@ -104,5 +104,5 @@ async def test_new_holders_become_sources(tmp_path: Path, waits: bool) -> None:
         assert burst.sent["holder"] <= NODES / 2
         assert len(burst.sent) >= 3
         assert max(burst.most.values()) <= 3
-    else:  # Negative control: who does not wait gets it all from the one that has it.
-        assert burst.sent == {"holder": NODES}
+    else:  # Negative control: who does not wait gets it from the one that has it.
+        assert burst.sent["holder"] > NODES / 2
