@@ -18,6 +18,7 @@ from kvferry.ledger.archive.contents import Range
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
 from kvferry.replay.exporting import Exported, export, whole
 from kvferry.replay.perfetto.write import Traced, write_trace
+from kvferry.replay.reading import first_from
 
 
 @guard.guarded
@@ -151,9 +152,8 @@ async def _time_of(log: LogPort, point: Point | None) -> Point | None:
     """A point of the facts as a moment, for the other stream counts for itself."""
     if point is None or point.seq is None:
         return point
-    async for stored in log.read(FACTS_STREAM, start=point.seq):
-        return Point(time_ms=stored.stored_ms)
-    return None
+    found = await first_from(log, FACTS_STREAM, point.seq)
+    return Point(time_ms=found.stored_ms) if found is not None else None
 
 
 def _print(done: Exported | Traced) -> None:

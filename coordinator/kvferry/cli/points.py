@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvferry.cli.seek import first_from
 from kvferry.cli.times import Point, iso
 from kvferry.core.state import State
 from kvferry.errors import ConfigError
 from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.fold import Progress, fold_to
+from kvferry.replay.reading import first_from
 
 
 async def state_at(

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from kvferry.cli.times import Point
-from kvferry.ports.log import LogPort, Stored
-from kvferry.replay.reading import closing
-
-
-async def first_from(log: LogPort, stream: str, seq: int) -> Stored | None:
-    """The first message at or after ``seq``."""
-    async with closing(log.read(stream, start=seq)) as found:
-        async for message in found:
-            return message
-    return None
+from kvferry.ports.log import LogPort
+from kvferry.replay.reading import first_from
 
 
 async def seq_at(log: LogPort, stream: str, time_ms: int) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from kvferry.core import snapshot
 from kvferry.core.events import SCHEMAS
 from kvferry.core.state import State
 from kvferry.errors import CodecError, LedgerRefused
@@ -19,8 +17,8 @@ from kvferry.ledger.archive.writer import ArchiveWriter, writing
 from kvferry.ledger.codec import encode
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored
 from kvferry.replay.fold import Progress, fold_to
-from kvferry.replay.reading import closing, message_at
-from kvferry.replay.snapshots import CATALOGUE, Catalogue, SnapshotEntry
+from kvferry.replay.reading import between, closing, message_at
+from kvferry.replay.snapshots import CATALOGUE, Catalogue, described, version
 from kvferry.replay.step import read_batch, step
 from kvferry.replay.strip import Stripper
 
@@ -83,7 +81,7 @@ async def export(
     stripper = Stripper() if strip else None
     facts = ranges[FACTS_STREAM]
     head = Head(
-        writer=_version(),
+        writer=version(),
         created_ms=time.time_ns() // 1_000_000,
         ranges=ranges,
         schemas={name: version for name, (version, _) in SCHEMAS.items()},
@@ -122,15 +120,7 @@ async def _state_before(
     except LedgerRefused:
         return "unknown"
     last = await message_at(log, FACTS_STREAM, before)
-    data = snapshot.encode(state)
-    entry = SnapshotEntry(
-        position=before,
-        stored_ms=last.stored_ms if last is not None else 0,
-        digest=msgspec.msgpack.decode(data, type=snapshot.Snapshot).digest,
-        fingerprint=snapshot.fingerprint(),
-        object=f"snapshot-{before}",
-        writer=_version(),
-    )
+    entry, data = described(state, last.stored_ms if last is not None else 0)
     out.add_object(CATALOGUE, msgspec.msgpack.encode(Catalogue((entry,))))
     out.add_object(entry.object, data)
     return "snapshot"
@@ -141,10 +131,8 @@ async def _stripped_state(log: LogPort, before: int, stripper: Stripper) -> Stat
     if (await log.bounds(FACTS_STREAM)).first > 1:
         raise LedgerRefused("the ledger's beginning is gone")
     state = State()
-    async with closing(log.read(FACTS_STREAM)) as messages:
+    async with closing(between(log, FACTS_STREAM, 1, before)) as messages:
         async for stored in messages:
-            if stored.seq > before:
-                break
             one = _strip(stored, stripper)
             if one is not None:
                 step(state, one)
@@ -161,20 +149,14 @@ async def _copy(
     counter: _Counter,
 ) -> int:
     left_out = 0
-    if wanted.last < wanted.first:
-        return 0
-    async with closing(log.read(stream, start=wanted.first)) as messages:
+    async with closing(between(log, stream, wanted.first, wanted.last)) as messages:
         async for stored in messages:
-            if stored.seq > wanted.last:
-                break
             one = stored if stripper is None else _strip(stored, stripper)
             if one is None:
                 left_out += 1
             else:
                 out.add(stream, one)
             counter.one()
-            if stored.seq == wanted.last:
-                break
     return left_out
 
 
@@ -239,7 +221,3 @@ async def whole(log: LogPort) -> dict[str, Range]:
         bounds = await log.bounds(stream)
         found[stream] = Range(bounds.first, bounds.last)
     return found
-
-
-def _version() -> str:
-    return importlib.metadata.version("kvferry")

@@ -14,9 +14,29 @@ def closing(messages: AsyncIterator[Stored]) -> aclosing[AsyncGenerator[Stored, 
     return aclosing(cast("AsyncGenerator[Stored, None]", messages))
 
 
-async def message_at(log: LogPort, stream: str, seq: int) -> Stored | None:
-    """The message at exactly ``seq``; None when it is gone."""
+async def between(log: LogPort, stream: str, first: int, last: int) -> AsyncGenerator[Stored, None]:
+    """Messages ``first`` to ``last``, those of them that are there. Leave it through
+    :func:`closing`, as every reader."""
+    if last < first:
+        return
+    async with closing(log.read(stream, start=first)) as messages:
+        async for stored in messages:
+            if stored.seq > last:
+                return
+            yield stored
+            if stored.seq == last:
+                return
+
+
+async def first_from(log: LogPort, stream: str, seq: int) -> Stored | None:
+    """The first message at or after ``seq``."""
     async with closing(log.read(stream, start=seq)) as messages:
         async for stored in messages:
-            return stored if stored.seq == seq else None
+            return stored
     return None
+
+
+async def message_at(log: LogPort, stream: str, seq: int) -> Stored | None:
+    """The message at exactly ``seq``; None when it is gone."""
+    found = await first_from(log, stream, seq)
+    return found if found is not None and found.seq == seq else None

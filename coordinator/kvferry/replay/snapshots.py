@@ -79,15 +79,7 @@ async def write_snapshot(
         keep_max: how many stay listed, at least two.
         first: the first sequence of the stream; older snapshots cannot be continued.
     """
-    data = snapshot.encode(state)
-    entry = SnapshotEntry(
-        position=state.position,
-        stored_ms=stored_ms,
-        digest=msgspec.msgpack.decode(data, type=snapshot.Snapshot).digest,
-        fingerprint=snapshot.fingerprint(),
-        object=f"snapshot-{state.position}",
-        writer=_version(),
-    )
+    entry, data = described(state, stored_ms)
     await objects.put(entry.object, data)
     listed = (await read_catalogue(objects)).entries
     others = tuple(one for one in listed if one.position != entry.position)
@@ -98,6 +90,25 @@ async def write_snapshot(
         if gone not in kept:
             await objects.delete(gone.object)
     return entry
+
+
+def described(state: State, stored_ms: int) -> tuple[SnapshotEntry, bytes]:
+    """A snapshot of a state and how a list of snapshots names it.
+
+    Args:
+        state: what to keep, at ``state.position``.
+        stored_ms: the store time of the message at that position.
+    """
+    data = snapshot.encode(state)
+    entry = SnapshotEntry(
+        position=state.position,
+        stored_ms=stored_ms,
+        digest=msgspec.msgpack.decode(data, type=snapshot.Snapshot).digest,
+        fingerprint=snapshot.fingerprint(),
+        object=f"snapshot-{state.position}",
+        writer=version(),
+    )
+    return entry, data
 
 
 def thin(newest_first: list[SnapshotEntry], *, keep_max: int, first: int) -> list[SnapshotEntry]:
@@ -168,7 +179,7 @@ async def _stale(log_port: LogPort, bounds: StreamBounds, entry: SnapshotEntry) 
     if entry.fingerprint != snapshot.fingerprint():
         return (
             f"kvferry {entry.writer or 'of an early version'} wrote it with schema "
-            f"{entry.fingerprint}, this kvferry {_version()} has {snapshot.fingerprint()}"
+            f"{entry.fingerprint}, this kvferry {version()} has {snapshot.fingerprint()}"
         )
     if entry.position > bounds.last:
         return f"the stream ends at {bounds.last}"
@@ -180,7 +191,8 @@ async def _stale(log_port: LogPort, bounds: StreamBounds, entry: SnapshotEntry) 
 
 
 @cache
-def _version() -> str:
+def version() -> str:
+    """Of this kvferry."""
     try:
         return importlib.metadata.version("kvferry")
     except importlib.metadata.PackageNotFoundError:

@@ -38,12 +38,6 @@ class ArchiveLog:
             self._file.close()
             raise
         self._known = {damage.offset for damage in self._found.damages}
-        self._objects: dict[str, bytes] = {}
-        for place in self._found.objects:
-            data = self._payload(place)
-            if data is not None:
-                one = decode_object(data)
-                self._objects[one.name] = one.data
 
     @property
     def head(self) -> Head:
@@ -129,7 +123,12 @@ class ArchiveLog:
         raise LedgerRefused(READ_ONLY)
 
     async def get(self, name: str) -> bytes | None:
-        return self._objects.get(name)
+        """Looked for when it is asked for: most readers need none, and a snapshot can be large."""
+        for place in self._found.objects:
+            data = self._payload(place)
+            if data is not None and (found := decode_object(data)).name == name:
+                return found.data
+        return None
 
     async def delete(self, name: str) -> None:
         """Never.

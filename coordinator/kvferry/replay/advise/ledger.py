@@ -11,7 +11,7 @@ from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.report import Report
 from kvferry.replay.advise.study import LedgerStudy
 from kvferry.replay.fold import Progress
-from kvferry.replay.reading import closing
+from kvferry.replay.reading import between, closing
 from kvferry.replay.step import read_batch
 
 YIELD_MESSAGES = 256
@@ -33,17 +33,12 @@ async def advise_ledger(
     """
     bounds = await log.bounds(FACTS_STREAM)
     study = LedgerStudy(costs)
-    if bounds.first <= bounds.last:
-        async with closing(log.read(FACTS_STREAM, start=bounds.first)) as messages:
-            async for stored in messages:
-                if stored.seq > bounds.last:
-                    break
-                with suppress(CodecError):  # `kvferry audit` names those.
-                    study.add(read_batch(stored), stored.stored_ms)
-                if stored.seq % YIELD_MESSAGES == 0:
-                    if progress is not None:
-                        progress(stored.seq - bounds.first, bounds.last - bounds.first + 1)
-                    await asyncio.sleep(0)
-                if stored.seq == bounds.last:
-                    break
+    async with closing(between(log, FACTS_STREAM, bounds.first, bounds.last)) as messages:
+        async for stored in messages:
+            with suppress(CodecError):  # `kvferry audit` names those.
+                study.add(read_batch(stored), stored.stored_ms)
+            if stored.seq % YIELD_MESSAGES == 0:
+                if progress is not None:
+                    progress(stored.seq - bounds.first, bounds.last - bounds.first + 1)
+                await asyncio.sleep(0)
     return study.report(of, bounds.last)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvferry.core.events import Evicted, Inventory, Retained
+from kvferry.core.leases import HBM
 from kvferry.replay.audit.finding import End, Findings, Seen
 
-LEASED = ("hbm",)
+LEASED = (HBM,)
 """Tiers that hold memory of the engine for a time. The host tier's records end by eviction."""
 OPEN_MAX = 200_000
 

@@ -17,7 +17,7 @@ from kvferry.replay.audit.leases import Leases
 from kvferry.replay.audit.requests import Requests
 from kvferry.replay.audit.transfers import Transfers
 from kvferry.replay.fold import Progress, fold_to
-from kvferry.replay.reading import closing
+from kvferry.replay.reading import between, closing
 from kvferry.replay.step import read_batch, step
 
 FINDINGS_MAX = 1_000
@@ -128,17 +128,12 @@ async def audit(
     total = end - begin + 1 + blocks.last - blocks.first + 1
     state = State() if begin <= 1 else await fold_to(log, to_seq=begin - 1)
     reader.begin(begin)
-    if begin <= end:
-        async with closing(log.read(FACTS_STREAM, start=begin)) as messages:
-            async for stored in messages:
-                if stored.seq > end:
-                    break
-                reader.take(FACTS_STREAM, stored)
-                step(state, stored)
-                await _breathe(reader.messages, total, progress)
-                if stored.seq == end:
-                    break
-        reader.lost(FACTS_STREAM, end + 1)
+    async with closing(between(log, FACTS_STREAM, begin, end)) as messages:
+        async for stored in messages:
+            reader.take(FACTS_STREAM, stored)
+            step(state, stored)
+            await _breathe(reader.messages, total, progress)
+    reader.lost(FACTS_STREAM, end + 1)
     reader.end(End(reader.stored_ms, _living(state), patience_ms))
     if begin == bounds.first and end == bounds.last:
         await _detail(log, blocks, reader, found, total, progress)
@@ -167,14 +162,10 @@ async def _detail(
     """The blocks lane, of which only the hand-over can be checked: no decision reads it."""
     detail = _Reader([], bounds.first == 1, found)
     detail.begin(bounds.first)
-    async with closing(log.read(BLOCKS_STREAM)) as messages:
+    async with closing(between(log, BLOCKS_STREAM, bounds.first, bounds.last)) as messages:
         async for stored in messages:
-            if stored.seq > bounds.last:
-                break
             detail.take(BLOCKS_STREAM, stored)
             await _breathe(reader.messages + detail.messages, total, progress)
-            if stored.seq == bounds.last:
-                break
     detail.end(End(detail.stored_ms, frozenset(), 0))
     reader.messages += detail.messages
     reader.events += detail.events

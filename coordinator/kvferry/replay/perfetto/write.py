@@ -12,7 +12,7 @@ from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.fold import Progress
 from kvferry.replay.perfetto.draw import Drawing
 from kvferry.replay.perfetto.packets import Packets
-from kvferry.replay.reading import closing
+from kvferry.replay.reading import between, closing
 from kvferry.replay.step import read_batch
 
 PROGRESS_MESSAGES = 256
@@ -44,22 +44,17 @@ async def write_trace(
     with draft(path) as file:
         packets = Packets(file)
         drawing = Drawing(packets)
-        if first <= last:
-            async with closing(log.read(FACTS_STREAM, start=first)) as stream:
-                async for stored in stream:
-                    if stored.seq > last:
-                        break
-                    messages += 1
-                    try:
-                        batch = read_batch(stored)
-                    except CodecError:
-                        continue  # `kvferry audit` tells of it.
-                    for entry in batch.entries:
-                        drawing.draw(stored, batch, entry)
-                    if progress is not None and messages % PROGRESS_MESSAGES == 0:
-                        progress(messages, last - first + 1)
-                    if stored.seq == last:
-                        break
+        async with closing(between(log, FACTS_STREAM, first, last)) as facts:
+            async for stored in facts:
+                messages += 1
+                try:
+                    batch = read_batch(stored)
+                except CodecError:
+                    continue  # `kvferry audit` tells of it.
+                for entry in batch.entries:
+                    drawing.draw(stored, batch, entry)
+                if progress is not None and messages % PROGRESS_MESSAGES == 0:
+                    progress(messages, last - first + 1)
         drawing.finish()
         size = file.tell()
     return Traced(file=str(path), bytes=size, messages=messages, packets=packets.written)

@@ -8,7 +8,7 @@ from kvferry.core.state import State
 from kvferry.errors import LedgerRefused
 from kvferry.ports.log import FACTS_STREAM, LogPort, Stored
 from kvferry.replay.fold import Progress, fold_to
-from kvferry.replay.reading import closing
+from kvferry.replay.reading import between, closing, first_from
 from kvferry.replay.step import skip_lost, step
 
 BEHIND_MESSAGES = 256
@@ -47,7 +47,7 @@ class Walk:
         bounds = await self._log.bounds(FACTS_STREAM)
         if here.after.position >= bounds.last:
             return None
-        message = await self._first_from(here.after.position + 1)
+        message = await first_from(self._log, FACTS_STREAM, here.after.position + 1)
         if message is None:
             return None
         return self._apply(here.after, message)
@@ -63,7 +63,7 @@ class Walk:
         bounds = await self._log.bounds(FACTS_STREAM)
         message = None
         if at.position >= bounds.first:
-            message = await self._first_from(at.position)
+            message = await first_from(self._log, FACTS_STREAM, at.position)
         if message is None or message.seq != at.position:
             self._here = Place(message=None, before=at, after=at)
             return self._here
@@ -81,13 +81,10 @@ class Walk:
             state = await self._fold_to(base, floor, progress)
             self._keep(base, state)
         if state.position < seq:
-            async with closing(self._log.read(FACTS_STREAM, start=state.position + 1)) as messages:
+            rest = between(self._log, FACTS_STREAM, state.position + 1, seq)
+            async with closing(rest) as messages:
                 async for stored in messages:
-                    if stored.seq > seq:
-                        break
                     step(state, stored)
-                    if stored.seq == seq:
-                        break
         return state
 
     async def _fold_to(self, seq: int, floor: int, progress: Progress | None) -> State:
@@ -103,12 +100,6 @@ class Walk:
         self._kept[at] = msgspec.msgpack.encode(state)
         if len(self._kept) > KEPT_STATES_MAX:
             del self._kept[next(iter(self._kept))]
-
-    async def _first_from(self, seq: int) -> Stored | None:
-        async with closing(self._log.read(FACTS_STREAM, start=seq)) as messages:
-            async for stored in messages:
-                return stored
-        return None
 
     def _apply(self, before: State, message: Stored) -> Place:
         after = copied(before)
