@@ -110,7 +110,7 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (Branch, "hold", _holds_the_furthest_only),
     (answer, "_reach", _jumps_holes),
     (answer, "_reach", _ends_at_a_touch),
-    (answer, "_order", _all_tiers_are_alike),
+    (answer, "tier_order", _all_tiers_are_alike),
     (Residency, "_list", _every_run_begins_a_chain),
 ]
 

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvferry.core.retention import END, HOST, LEASE, RENEW, TO_HOST, Action, Retention
+from kvferry.core.leases import HOST
+from kvferry.core.retention import END, LEASE, RENEW, TO_HOST, Action, Retention
 from kvferry.core.retention_turnover import Turnover
 from kvferry.core.retention_value import Chain, Memory, Rules
 from kvferry.node.export.host_copies import ToHost

@@ -14,8 +14,8 @@ log = logging.getLogger("kvferry.vllm")
 
 BY_MEMORY = {"host": ("peer_host", "tcp"), "cuda": ("peer",)}
 """What is offered where the options name no backend; which of them a pair uses, it measures.
-``nixl`` and ``nccl`` have to be named: each takes device memory, and where ``nixl`` was tried
-beside ``peer`` on one host, a killed source's memory stayed allocated until its reader ended."""
+``nixl`` and ``nccl`` have to be named: each takes device memory, and that a source killed on the
+same host is let go by what ``nixl`` now tells UCX has still to be measured."""
 
 
 def start_planes(

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,16 +44,31 @@ def publish(title: str, figures: Mapping[str, Any], json_file: Path | None) -> N
         figures: stable keys; nested mappings and lists go into the document only.
         json_file: as :data:`JsonFile`; ``-`` prints the document instead of the lines.
     """
+    write(figures, json_file, lambda: _lines(title, figures))
+
+
+def write(figures: Mapping[str, Any], json_file: Path | None, show: Callable[[], None]) -> None:
+    """Let ``show`` show the figures to people, and write them with their circumstances as JSON.
+
+    Args:
+        figures: stable keys.
+        json_file: as :data:`JsonFile`; ``-`` prints the document, and nothing is shown.
+        show: called unless the document goes to stdout.
+    """
     document = json.dumps({**figures, "circumstances": circumstances()}, indent=2)
     if json_file is not None and str(json_file) == "-":
         typer.echo(document)
         return
+    show()
+    if json_file is not None:
+        json_file.write_text(document + "\n")
+
+
+def _lines(title: str, figures: Mapping[str, Any]) -> None:
     typer.echo(title)
     for key, value in figures.items():
         if not isinstance(value, Mapping | list | tuple):
             typer.echo(f"  {key:<28} {shown(value)}")
-    if json_file is not None:
-        json_file.write_text(document + "\n")
 
 
 def circumstances() -> dict[str, Any]:

@@ -59,9 +59,7 @@ def outcomes(events: Iterable[tuple[str, AnyEvent]]) -> list[Outcome]:
                 alone[node, event.request] = event
         elif isinstance(event, Transferred):
             _, plan = asked.pop(event.transfer, ("", None))
-            # A part of what was predicted tells nothing about the prediction.
-            whole = plan is not None and not plan.local_tokens and event.count >= plan.granted
-            if plan is not None and whole and plan.predicted_ms > SELDOM:
+            if plan is not None and _tells(plan, event.count):
                 found.append(
                     Outcome(
                         what=MOVE,
@@ -96,12 +94,14 @@ def of_transfers(transfers: Iterable[TransferState]) -> list[Outcome]:
             measured_ms=one.moved_ms,
         )
         for one in transfers
-        if one.phase == DONE
-        and one.predicted_ms > SELDOM
-        # A part of what was predicted tells nothing about the prediction.
-        and not one.local_tokens
-        and one.count >= one.granted
+        if one.phase == DONE and _tells(one, one.count)
     ]
+
+
+def _tells(asked: Requested | TransferState, count: int) -> bool:
+    """Whether ``count`` moved blocks are what a prediction was about: a part tells nothing."""
+    predicted = asked.predicted_ms > SELDOM
+    return predicted and not asked.local_tokens and count >= asked.granted
 
 
 def accuracy(found: Iterable[Outcome]) -> list[Accuracy]:

@@ -10,6 +10,7 @@ from kvferry.core.state import OfferState, SpaceState, State
 
 CACHE, HBM, HOST = "cache", "hbm", "host"
 LEASE_TIERS = (HBM, HOST)
+_ORDER = {HBM: 0, CACHE: 1, HOST: 2}
 
 
 class Held(msgspec.Struct, kw_only=True):
@@ -18,6 +19,11 @@ class Held(msgspec.Struct, kw_only=True):
     offers: int = 0
     blocks: int = 0
     tokens: int = 0
+
+
+def tier_order(tier: str) -> int:
+    """The surest and quickest tier first; one that is not known comes after all others."""
+    return _ORDER.get(tier, len(_ORDER))
 
 
 def is_lease(offer: OfferState) -> bool:

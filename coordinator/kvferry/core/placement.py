@@ -15,8 +15,8 @@ from kvferry.core.cost import (
     predict_recompute_ms,
     worth_moving,
 )
+from kvferry.core.leases import tier_order
 
-_TIER_ORDER = {"hbm": 0, "cache": 1, "host": 2}
 TIE_SHARE = 0.05
 """Gains that differ by less than this share of what is computed otherwise are taken as equal: the
 predictions are no better than that, and equals share the load."""
@@ -129,7 +129,14 @@ def _order(ranked: Ranked, target: str) -> tuple[bool, float, int, int, float, b
     if ranked.recompute_ms:
         gain = round((ranked.recompute_ms - cost) / (TIE_SHARE * ranked.recompute_ms))
         gain *= ranked.recompute_ms
-    tier = _TIER_ORDER.get(source.tier, len(_TIER_ORDER))
     own = hashlib.blake2b(f"{target}>{source.node}".encode(), digest_size=8).digest()
     wait = source.queue_ms if ranked.recompute_ms else cost
-    return (not ranked.worth, -gain, -source.blocks, tier, wait, own, source.node)
+    return (
+        not ranked.worth,
+        -gain,
+        -source.blocks,
+        tier_order(source.tier),
+        wait,
+        own,
+        source.node,
+    )

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from kvferry.core.leases import HBM, HOST
 from kvferry.core.retention_cached import CachedChains
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.core.retention_host import HostShelf
@@ -22,7 +23,6 @@ from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
 from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
 
 LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
-CACHE, HBM, HOST = "cache", "hbm", "host"
 HANDOVER, RETAIN, EXPECTED = "handover", "retain", "expected"
 """What a lease is for; chains that are copied to the host are ``expected`` too."""
 EXPIRED, PRESSURE, SUPERSEDED, SESSION_END = "expired", "pressure", "superseded", "session_end"

@@ -9,16 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
-from kvferry.core.leases import CACHE, HBM, HOST
+from kvferry.core.leases import tier_order
 from kvferry.ids import SHORT_BYTES
 from kvferry.index.forest import Path
 
 _T = TypeVar("_T")
 Usable = Callable[[str], bool]
 """Whether a node counts."""
-
-_TIER_ORDER = {HBM: 0, CACHE: 1, HOST: 2}
-"""The surest and quickest first; one that is not known comes after all others."""
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -59,7 +56,7 @@ def whole(path: Path, usable: Usable | None, limit: int, turn: int) -> list[Held
                     refused.add(node)
                     continue
             elif reach <= known[0] and (
-                reach < known[0] or _order(known[1]) <= _order(holder.tier)
+                reach < known[0] or tier_order(known[1]) <= tier_order(holder.tier)
             ):
                 continue
             most += reach == end and (known is None or known[0] < end)
@@ -118,7 +115,7 @@ def _without_hole(node: str, pieces: Sequence[_Piece]) -> Held | None:
     most = _reach(pieces)
     if not most:
         return None
-    tiers = sorted({piece.tier for piece in pieces}, key=_order)
+    tiers = sorted({piece.tier for piece in pieces}, key=tier_order)
     needed = next(
         tier
         for count, tier in enumerate(tiers, 1)
@@ -135,10 +132,6 @@ def _reach(pieces: Sequence[_Piece]) -> int:
             break
         reach = max(reach, piece.end)
     return reach
-
-
-def _order(tier: str) -> int:
-    return _TIER_ORDER.get(tier, len(_TIER_ORDER))
 
 
 def _turned(items: Iterable[_T], turn: int) -> Iterator[_T]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from kvferry.bench.index.contenders import OURS, OURS_EVERY_BLOCK, check_peer
 from kvferry.bench.index.load import Plan
 from kvferry.bench.index.run import run
 from kvferry.bench.index.table import show
-from kvferry.bench.results import JsonFile, check_writable, circumstances
+from kvferry.bench.results import JsonFile, check_writable, write
 from kvferry.errors import ConfigError
 
 DEFAULT = Plan()
@@ -107,13 +106,7 @@ def command(
         )
     contenders = [OURS, OURS_EVERY_BLOCK, *([peer] if peer else [])]
     figures = asyncio.run(_measure(plans, contenders, rounds, peer, version))
-    document = json.dumps({**figures, "circumstances": circumstances()}, indent=2)
-    if json_file is not None and str(json_file) == "-":
-        typer.echo(document)
-        return
-    show(figures)
-    if json_file is not None:
-        json_file.write_text(document + "\n")
+    write(figures, json_file, lambda: show(figures))
 
 
 async def _measure(

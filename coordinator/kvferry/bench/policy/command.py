@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from kvferry.bench.policy.shapes import SHAPES
 from kvferry.bench.policy.show import Progressing, show
 from kvferry.bench.policy.sizes import parse_budgets
 from kvferry.bench.policy.study import Study
-from kvferry.bench.results import JsonFile, check_writable, circumstances
+from kvferry.bench.results import JsonFile, check_writable, write
 from kvferry.errors import ConfigError
 from kvferry.replay.trace import BLOCK_TOKENS, distinct_blocks, read_trace
 
@@ -107,11 +106,4 @@ def command(
     study.check()
     with Progressing(len(study.runs) * len(turns)) as progress:
         document = study.document(progress.begin, progress.advance)
-    document["circumstances"] = circumstances()
-    text = json.dumps(document, indent=2)
-    if json_file is not None and str(json_file) == "-":
-        typer.echo(text)
-        return
-    show(document)
-    if json_file is not None:
-        json_file.write_text(text + "\n")
+    write(document, json_file, lambda: show(document))

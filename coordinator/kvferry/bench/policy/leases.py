@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job
 from kvferry.bench.policy.hosts import ChainHost, Host
-from kvferry.core.retention import END, HOST, LEASE, TO_HOST, Action, Retention
+from kvferry.core.leases import HOST
+from kvferry.core.retention import END, LEASE, TO_HOST, Action, Retention
 from kvferry.core.retention_gaps import GapModel
 from kvferry.core.retention_keeper import keeper
 from kvferry.core.retention_turnover import Turnover
