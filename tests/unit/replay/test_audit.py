@@ -125,7 +125,7 @@ CASES: list[tuple[str, list[Break], str, str]] = [
     ),
     (
         "a lease",
-        [by(LEASE, at="d"), by(ENDED)],
+        [by(LEASE, at="d"), by(ENDED, at="d")],
         "everything_ends",
         "neither ended nor been renewed",
     ),
@@ -163,10 +163,11 @@ def _later(monkeypatch: pytest.MonkeyPatch) -> None:
         [by(ASKED, TransferFailed(
             transfer="p.9", request="r9", source="d0", stage="pin", reason="refused"),
             msgspec.structs.replace(ENDED, pulled_tokens=0, computed_tokens=200))],
+        [by(LEASE, at="d"), by(ENDED)],
         [by(msgspec.structs.replace(ASKED, source="p0"), msgspec.structs.replace(
             ARRIVED, source="p0"), ENDED)],
     ],
-    ids=["lease ended", "lease let go", "no pin was held", "own host tier"],
+    ids=["lease ended", "lease let go", "no pin was held", "an idle engine", "own host tier"],
 )  # fmt: skip
 async def test_what_only_looks_like_it_is_not_held_against_it(
     breaks: list[Break], monkeypatch: pytest.MonkeyPatch

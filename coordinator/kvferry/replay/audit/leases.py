@@ -1,8 +1,11 @@
-"""A lease ends: by its time at the latest, while its node lives."""
+"""A lease ends: by its time at the latest, while its node lives and its engine steps.
+
+An idle engine frees nothing before its next step, so what counts is what it did after that time.
+"""
 
 from __future__ import annotations
 
-from kvferry.core.events import Evicted, Inventory, Retained
+from kvferry.core.events import Evicted, Inventory, Requested, RequestEnded, Retained
 from kvferry.core.leases import HBM
 from kvferry.replay.audit.finding import End, Findings, Seen
 
@@ -16,9 +19,13 @@ class Leases:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, str, str], tuple[Seen, Retained]] = {}
+        self._stepped_ms: dict[tuple[str, str, str], int] = {}
+        """When an engine last began or ended a request, by process."""
 
     def see(self, seen: Seen, found: Findings) -> None:
         event = seen.entry.event
+        if isinstance(event, Requested | RequestEnded):
+            self._stepped_ms[seen.life] = seen.stored_ms
         if isinstance(event, Retained):
             self._kept(seen, event)
         elif isinstance(event, Evicted) and event.offer and event.keep == 0:
@@ -43,13 +50,14 @@ class Leases:
             self._kept(seen, offer)
 
     def end(self, end: End, found: Findings) -> None:
-        for (*life, offer), (seen, event) in self._open.items():
-            over_ms = end.stored_ms - seen.stored_ms - event.ttl_ms
-            if over_ms >= end.patience_ms and tuple(life) in end.living:
+        for (*_, offer), (seen, event) in self._open.items():
+            over_ms = self._stepped_ms.get(seen.life, 0) - seen.stored_ms - event.ttl_ms
+            if over_ms >= end.patience_ms and seen.life in end.living:
                 found.broken(
                     "everything_ends",
                     seen,
                     offer,
                     f"lease {offer} of {seen.node} was for {event.ttl_ms / 1000:.0f} s and has "
-                    f"neither ended nor been renewed {over_ms / 1000:.0f} s after that",
+                    f"neither ended nor been renewed when the engine still served requests "
+                    f"{over_ms / 1000:.0f} s after that",
                 )
