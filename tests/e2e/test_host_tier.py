@@ -144,7 +144,10 @@ def test_a_damaged_block_is_found_and_computed_again(
     )
     (failed,) = [f for f in of(seen, TransferFailed) if f.request.startswith("hurt-2")]
     assert (failed.stage, failed.reason, failed.source) == ("read", "digest", "hosted")
-    assert of(seen, Evicted, reason="damaged")
+    plane.wait_for(
+        lambda seen: of(seen, Evicted, reason="damaged"),
+        "the end of the damaged blocks, which the engine's next step tells",
+    )
     assert not fleet.hosted.ask("damage_host", talk.first_prompt, 3), "it is not kept"
     assert talk.goes_on(fleet.hosted, "3").tokens == answer.tokens
 
