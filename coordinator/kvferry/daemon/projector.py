@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from kvferry.core.apply import Applied
 from kvferry.core.state import State
 from kvferry.errors import KVFerryError, LedgerReplaced, LedgerUnavailable
+from kvferry.index.folded import Observer
 from kvferry.index.spaces import ResidencyIndex
 from kvferry.ports.log import FACTS_STREAM, LogPort, ObjectPort, Stored
 from kvferry.replay.reading import closing
@@ -25,8 +25,6 @@ RETRY_MAX_S = 2.0
 REPLACED_AFTER_S = 1.0
 """A stream that is shorter than the fold for so long was replaced. A cluster's new stream leader
 may be behind what the last one delivered for a moment."""
-
-Observer = Callable[[list[Applied]], None]
 
 
 class Projector:

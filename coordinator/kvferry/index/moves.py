@@ -18,23 +18,21 @@ from kvferry.core.events import (
 )
 from kvferry.core.inflight import Flow, InFlight, service_ms
 from kvferry.core.state import OPEN, SpaceState, State, TransferState
-from kvferry.daemon.projector import Projector
+from kvferry.index.folded import Folded
 
 _AGAIN = (NodeJoined, NodeLeft, NodeClosed, Inventory)
 """After these many transfers may have ended or opened at once."""
 
 
 class Moves:
-    """Follows the projector. Times are of one monotonic clock of this process."""
+    """Follows a fold. Times are of one clock."""
 
-    def __init__(
-        self, projector: Projector, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._projector = projector
+    def __init__(self, folded: Folded, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fold = folded
         self._clock = clock
         self._spaces: dict[str, InFlight] = {}
         self._folded: State | None = None
-        projector.observe(self._follow)
+        folded.observe(self._follow)
 
     def now_ms(self) -> float:
         """The present on the clock of all flows."""
@@ -42,7 +40,7 @@ class Moves:
 
     def of(self, space: str) -> InFlight:
         """What moves in one space."""
-        state = self._projector.state
+        state = self._fold.state
         if self._folded is not state:
             self._folded = state
             self._spaces.clear()
@@ -54,11 +52,11 @@ class Moves:
         return known
 
     def _follow(self, applied: list[Applied]) -> None:
-        """The projector's observer."""
+        """The fold's observer."""
         if not applied:
             return
         name = applied[0].space
-        moves, space = self.of(name), self._projector.state.spaces[name]
+        moves, space = self.of(name), self._fold.state.spaces[name]
         for one in applied:
             event = one.entry.event
             if isinstance(event, Requested):
