@@ -8,7 +8,8 @@ pairs with a 95 % bootstrap interval over groups of fresh processes and pairs wi
 
 With ``--one-engine`` a single engine takes turns with and without its connector. That tells the
 cost of the hooks, vLLM's own for having a connector included, to a fraction of a per cent, for the
-process is the same; what kvferry's threads take from the engine's is then in every turn.
+process is the same. ``threads_ms`` is the CPU time that kvferry's threads in the engine's process
+use for one request: at most so much could they take from the engine's thread.
 
 Run: ``python -m tests.bench.bench_no_share [--groups 4] [--pairs 15] [--prompts 512 2048]``
 """
@@ -90,9 +91,11 @@ class Arm:
     def __init__(self) -> None:
         self.alone: list[list[float]] = []
         self.rates: list[float] = []
+        self.threads_s = 0.0
 
     def measure(self, engine: Measured, load: Load, tokens: int) -> None:
         """Seconds to the first token of requests alone; requests a second of many together."""
+        before = engine.ask("own_threads", timeout_s=60)
         self.alone.append(
             [
                 engine.ask("timed", [prompt], 2, timeout_s=600)[0][0]
@@ -101,6 +104,7 @@ class Arm:
         )
         _, took = engine.ask("timed", load.prompts(TOGETHER, tokens), DECODED, timeout_s=600)
         self.rates.append(TOGETHER / took)
+        self.threads_s += engine.ask("own_threads", timeout_s=60) - before
 
 
 def one_group(engines: Sequence[Measured], load: Load, pairs: int, tokens: int) -> dict[str, Arm]:
@@ -142,7 +146,15 @@ def report(groups: list[dict[str, Arm]]) -> dict[str, Any]:
     medians = {
         f"ttft_ms_{name}": round(1000 * statistics.median(flat(groups, name)), 3) for name in ARMS
     }
-    return {**compared(groups, "on"), "empty": compared(groups, "empty"), **medians}
+    threads_ms = statistics.fmean(
+        1000 * arms["on"].threads_s / len(arms["on"].rates) / (ALONE + TOGETHER) for arms in groups
+    )
+    return {
+        **compared(groups, "on"),
+        "empty": compared(groups, "empty"),
+        **medians,
+        "threads_ms": round(threads_ms, 3),
+    }
 
 
 def flat(groups: list[dict[str, Arm]], name: str) -> list[float]:

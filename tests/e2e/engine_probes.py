@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.e2e.watching import AllocationWatch, LoadWatch, Waits
+
+
+def _ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith("kvferry")
+
+
+def _cpu_s(thread: int | None) -> float:
+    """Fields 14 and 15 of the thread's ``stat`` are its time in user mode and in the kernel."""
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text()
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 class Probes:
@@ -49,6 +63,10 @@ class Probes:
             self.switch = Switch(self.core)
         self.switch.to(arm)
         return arm
+
+    def probe_own_threads(self) -> float:
+        """Seconds of CPU that kvferry's threads in this process have used until now."""
+        return sum(_cpu_s(one.native_id) for one in threading.enumerate() if _ours(one))
 
     def probe_joined(self) -> bool:
         joined = self.side._joiner.joined

@@ -36,3 +36,4 @@ def test_it_runs_and_reports_ratios() -> None:
             assert 0 < low <= arm[name] <= high
     assert result["ttft_ms_on"] > 0 < result["ttft_ms_off"]
     assert result["ttft_p95_ratio"] > 0
+    assert result["threads_ms"] > 0
