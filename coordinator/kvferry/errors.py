@@ -17,6 +17,10 @@
       BackendError         a data plane failed
         BackendUnavailable   it cannot work here; the text says what is missing
       EngineUnsupported    an engine, version or model that the connector cannot serve
+      SlotError            no decode slot of a TileRT node, or not any more
+        SlotsBusy            all are lent; says when to ask again
+        SlotsUnavailable     nobody can lend one now
+        SlotLost             the lease is not ours any more: drop what the node answers
 """
 
 from __future__ import annotations
@@ -89,3 +93,35 @@ class BackendUnavailable(BackendError):
 
 class EngineUnsupported(KVFerryError):
     """The engine, its version or its model is not supported."""
+
+
+class SlotError(KVFerryError):
+    """A decode slot cannot be had or kept."""
+
+
+class SlotsBusy(SlotError):
+    """All nodes that were asked for are lent.
+
+    Attributes:
+        retry_after_s: when one may become free, from how long leases last.
+    """
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class SlotsUnavailable(SlotError):
+    """Nobody can lend a slot now.
+
+    Attributes:
+        reason: ``no_coordinator``, ``not_registered``, ``drained``, ``unsure`` or ``too_many``.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class SlotLost(SlotError):
+    """The coordinator does not know this lease as ours."""
