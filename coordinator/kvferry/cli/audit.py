@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli import guard, render
+from kvferry.cli import guard
+from kvferry.cli.auditview import show
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
@@ -16,8 +17,6 @@ from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
 from kvferry.errors import ConfigError
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.audit.run import PATIENCE_MS, Audit, audit
-
-SHOWN_MAX = 50
 
 
 @guard.guarded
@@ -50,7 +49,9 @@ def command(
     Checked are: no event is missing from any lane without a declared gap; a request's local,
     pulled and computed tokens are its prompt; every request, transfer, pin and lease ends, once;
     what arrived was granted, and was used only if its source said so; a term has one leader; all
-    messages can be read; and the folded state is sound. Needs no coordinator.
+    messages can be read; no prediction is impossible; and the folded state is sound. Beside that
+    it says how far off predictions were and what decisions cost that hindsight calls wrong, which
+    breaks nothing. Needs no coordinator.
 
     Examples:
 
@@ -67,7 +68,7 @@ def command(
     if as_json:
         print_document(done)
     else:
-        _print(done)
+        show(done)
     if done.violations:
         raise typer.Exit(guard.TROUBLE)
 
@@ -86,30 +87,3 @@ async def _audit(
             )
         with progress("auditing") as report:
             return await audit(log, first=begin, last=end, patience_ms=patience_ms, progress=report)
-
-
-def _print(done: Audit) -> None:
-    render.line(
-        f"facts {done.first} to {done.last}: {done.messages:,} messages, {done.events:,} events"
-    )
-    if not done.whole:
-        render.line("  the range begins in the middle: what began before it is not held against it")
-    for finding in done.violations[:SHOWN_MAX]:
-        where = f"{finding.stream} {finding.seq}" if finding.seq else "end"
-        render.line(f"BROKEN {finding.invariant} at {where}: {finding.story}")
-    kinds: dict[str, int] = {}
-    for note in done.notes:
-        kinds[note.invariant] = kinds.get(note.invariant, 0) + 1
-        if kinds[note.invariant] <= 3:
-            render.line(f"note   {note.invariant} at {note.stream} {note.seq}: {note.story}")
-    for name, count in kinds.items():
-        if count > 3:
-            render.line(f"note   {name}: {count - 3:,} more")
-    more = max(0, len(done.violations) - SHOWN_MAX) + done.beyond
-    if more:
-        render.line(f"{more:,} more findings; see --json")
-    count = len(done.violations)
-    render.line("all invariants hold" if not count else f"{count:,} violations")
-    if count:
-        render.line("cure: `kvferry explain ID` tells a request's or transfer's whole story; "
-                    "report it with `kvferry export --strip`")  # fmt: skip

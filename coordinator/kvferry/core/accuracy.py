@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from kvferry.core.cost import rate_key
-from kvferry.core.events import AnyEvent, Requested, RequestEnded, Transferred
+from kvferry.core.events import AnyEvent, Requested, RequestEnded, TransferFailed, Transferred
 from kvferry.core.state import DONE, TransferState
 
 MOVE, PREFILL = "move", "prefill"
 SELDOM = 1e-3
 """Milliseconds below which nothing is compared."""
+OPEN_MAX = 200_000
+"""Predictions of each kind whose outcome is awaited."""
+
+Key = TypeVar("Key")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,46 +47,77 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
 
 
+class Joiner:
+    """Joins predictions with outcomes as events come; what never ends is forgotten, oldest first.
+
+    For one space's facts, in the order of the ledger.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Requested] = {}
+        self._alone: dict[tuple[str, str], Requested] = {}
+
+    def see(self, node: str, event: AnyEvent) -> Outcome | None:
+        """The next event of ``node``; an outcome where it is what a prediction was about."""
+        if isinstance(event, Requested):
+            if event.transfer:
+                remember(self._asked, event.transfer, event)
+            elif event.prefill_ms > SELDOM and not event.local_tokens:
+                remember(self._alone, (node, event.request), event)
+        elif isinstance(event, Transferred):
+            return self._moved(node, event)
+        elif isinstance(event, TransferFailed):
+            self._asked.pop(event.transfer, None)
+        elif isinstance(event, RequestEnded):
+            return self._computed(node, event)
+        return None
+
+    def _moved(self, node: str, event: Transferred) -> Outcome | None:
+        plan = self._asked.pop(event.transfer, None)
+        if plan is None or not _tells(plan, event.count):
+            return None
+        return Outcome(
+            what=MOVE,
+            key=rate_key(event.source, node, event.backend),
+            predicted_ms=plan.predicted_ms,
+            measured_ms=moved_ms(event),
+            model=plan.model,
+        )
+
+    def _computed(self, node: str, event: RequestEnded) -> Outcome | None:
+        miss = self._alone.pop((node, event.request), None)
+        if miss is None or event.prefill_ms <= SELDOM or event.pulled_tokens:
+            return None
+        return Outcome(
+            what=PREFILL,
+            key=node,
+            predicted_ms=miss.prefill_ms,
+            measured_ms=event.prefill_ms,
+            model=miss.model,
+        )
+
+
+def moved_ms(event: Transferred) -> float:
+    """What the prediction of a move is about: pin, read and settle together."""
+    return event.pin_ms + event.read_ms + event.settle_ms
+
+
+def remember(where: dict[Key, Requested], key: Key, event: Requested) -> None:
+    """Keep what awaits its outcome; of more than :data:`OPEN_MAX` the oldest is forgotten."""
+    where[key] = event
+    if len(where) > OPEN_MAX:
+        del where[next(iter(where))]
+
+
 def outcomes(events: Iterable[tuple[str, AnyEvent]]) -> list[Outcome]:
     """Join predictions with outcomes.
 
     Args:
         events: (node, event) pairs of one space's facts, in the order of the ledger.
     """
-    asked: dict[str, tuple[str, Requested]] = {}
-    alone: dict[tuple[str, str], Requested] = {}
-    found: list[Outcome] = []
-    for node, event in events:
-        if isinstance(event, Requested):
-            if event.transfer:
-                asked[event.transfer] = node, event
-            elif event.prefill_ms > SELDOM and not event.local_tokens:
-                alone[node, event.request] = event
-        elif isinstance(event, Transferred):
-            _, plan = asked.pop(event.transfer, ("", None))
-            if plan is not None and _tells(plan, event.count):
-                found.append(
-                    Outcome(
-                        what=MOVE,
-                        key=rate_key(event.source, node, event.backend),
-                        predicted_ms=plan.predicted_ms,
-                        measured_ms=event.pin_ms + event.read_ms + event.settle_ms,
-                        model=plan.model,
-                    )
-                )
-        elif isinstance(event, RequestEnded):
-            miss = alone.pop((node, event.request), None)
-            if miss is not None and event.prefill_ms > SELDOM and not event.pulled_tokens:
-                found.append(
-                    Outcome(
-                        what=PREFILL,
-                        key=node,
-                        predicted_ms=miss.prefill_ms,
-                        measured_ms=event.prefill_ms,
-                        model=miss.model,
-                    )
-                )
-    return found
+    joiner = Joiner()
+    found = (joiner.see(node, event) for node, event in events)
+    return [one for one in found if one is not None]
 
 
 def of_transfers(transfers: Iterable[TransferState]) -> list[Outcome]:

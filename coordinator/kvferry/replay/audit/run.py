@@ -14,6 +14,7 @@ from kvferry.replay.audit.finding import Check, End, Finding, Findings, Seen
 from kvferry.replay.audit.lanes import Lanes
 from kvferry.replay.audit.leadership import Leadership
 from kvferry.replay.audit.leases import Leases
+from kvferry.replay.audit.predictions import Judgement, Predictions
 from kvferry.replay.audit.requests import Requests
 from kvferry.replay.audit.transfers import Transfers
 from kvferry.replay.fold import Progress, fold_to
@@ -39,6 +40,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Finding, ...]
     beyond: int
     """Findings that are not listed, for there are more than :data:`FINDINGS_MAX`."""
+    predictions: Judgement
+    """What plans said beside what came: information, no violation."""
 
 
 class _Reader:
@@ -124,7 +127,9 @@ async def audit(
     blocks = await log.bounds(BLOCKS_STREAM)
     whole = begin == 1
     found = Findings(FINDINGS_MAX)
-    reader = _Reader([Requests(), Transfers(whole), Leases(), Leadership()], whole, found)
+    predictions = Predictions()
+    checks: list[Check] = [Requests(), Transfers(whole), Leases(), Leadership(), predictions]
+    reader = _Reader(checks, whole, found)
     total = end - begin + 1 + blocks.last - blocks.first + 1
     state = State() if begin <= 1 else await fold_to(log, to_seq=begin - 1)
     reader.begin(begin)
@@ -148,6 +153,7 @@ async def audit(
         violations=tuple(found.violations),
         notes=tuple(found.notes),
         beyond=found.beyond,
+        predictions=predictions.judgement(),
     )
 
 
