@@ -12,6 +12,11 @@ TESTS      ?= tests
 PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
 ENGINE_FILES := deploy/cpu/requirements.txt deploy/cpu/requirements-nodeps.txt
+# TileRT's own servers, for its contract tests. Its wheel is for CPython 3.12, but what the tests
+# run of it is plain Python, so it is unpacked beside the environment and not installed into it.
+TILERT         ?= tilert==0.1.6.post3
+TILERT_PYTHON  ?= 3.12
+TILERT_NEEDS   ?= nixl==1.5.1 scipy==1.17.1
 
 .PHONY: help demo test check sim chaos bench clean setup setup-engine format
 
@@ -28,7 +33,7 @@ help:
 
 setup: $(VENV)/.kvferry
 
-setup-engine: $(VENV)/.engine
+setup-engine: $(VENV)/.engine $(VENV)/.tilert
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "kvferry needs $(PYTHON); set PYTHON=..."; exit 1; }
@@ -46,6 +51,20 @@ $(VENV)/.engine: $(VENV)/bin/python pyproject.toml $(ENGINE_FILES)
 	$(PIP) install --quiet --no-deps -r deploy/cpu/requirements-nodeps.txt
 	$(PIP) install --quiet --editable '.[embedded,vllm,nixl,router,perfetto,dev]' -c $(VENV)/constraints.txt
 	@touch $@ $(VENV)/.kvferry
+
+# Without it the tests that need it are skipped by name, and fail where CI is set.
+$(VENV)/.tilert: $(VENV)/bin/python
+	@rm -rf $(VENV)/tilert $(VENV)/tilert-wheel
+	@if $(PIP) download --quiet --no-deps --python-version $(TILERT_PYTHON) --only-binary=:all: \
+	    --dest $(VENV)/tilert-wheel '$(TILERT)' && \
+	  $(BIN)/python -m zipfile -e $(VENV)/tilert-wheel/tilert-*.whl $(VENV)/tilert && \
+	  $(PIP) install --quiet --no-deps --target $(VENV)/tilert $(TILERT_NEEDS); then \
+	  rm -rf $(VENV)/tilert-wheel; touch $@; \
+	else \
+	  rm -rf $(VENV)/tilert $(VENV)/tilert-wheel; \
+	  echo "the package index has no $(TILERT) with $(TILERT_NEEDS): the contract tests of TileRT" \
+	    "will be skipped; set TILERT and TILERT_NEEDS to what it has"; \
+	fi
 
 demo: setup-engine
 	$(BIN)/kvferry demo $(ARGS)

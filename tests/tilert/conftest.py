@@ -1,0 +1,51 @@
+"""TileRT's real decode servers for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tilert.nodes import DecodeNode, NodeOptions, missing
+
+StartNode = Callable[..., DecodeNode]
+
+
+@pytest.fixture(scope="session")
+def tilert_package() -> None:
+    """Skips without the package, except in CI, where it has to be there."""
+    why = missing()
+    if why and os.environ.get("CI"):
+        pytest.fail(f"the contract tests of TileRT cannot run: {why}")
+    if why:
+        pytest.skip(why)
+
+
+def node_starter(folder: Path, made: list[DecodeNode]) -> StartNode:
+    """A function that starts a node and remembers it in ``made``."""
+
+    def start(*, wait: bool = True, **options: Any) -> DecodeNode:
+        node = DecodeNode(folder / f"node{len(made)}", NodeOptions(**options))
+        made.append(node)
+        return node.wait_ready() if wait else node
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def decode_node(
+    tilert_package: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartNode]:
+    """Starts decode servers that live until the end of the module.
+
+    ``decode_node(model="dsv32", dtype="fp8_ds_mla", max_seq_len=1024, spy=None)``; see
+    :class:`tests.tilert.nodes.NodeOptions`. ``wait=False`` returns before it answers.
+    """
+    made: list[DecodeNode] = []
+    try:
+        yield node_starter(tmp_path_factory.mktemp("tilert"), made)
+    finally:
+        for node in made:
+            node.stop()

@@ -1,0 +1,42 @@
+"""The process of a TileRT decode server in tests: its own ``main``, behind the shim.
+
+Arguments: a folder for what is told to the test, then the server's own arguments. With
+``spy.json`` in that folder the engine is a :class:`~tests.tilert.spy.SpyEngine` made from it,
+otherwise the stub that the package ships. The ports go to ``ports.json`` once both are bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tests.tilert import shim, spy
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    sys.argv = ["decode_server", *sys.argv[2:]]
+    from tilert.pd_vllm import decode_server, engine_iface, receive_server
+
+    shim.without_accelerator()
+    ports: list[int] = []
+
+    def bound(port: int) -> None:
+        ports.append(port)
+        if len(ports) == 2:
+            told = folder / "ports.json"
+            told.with_suffix(".part").write_text(json.dumps(ports))
+            os.replace(told.with_suffix(".part"), told)
+
+    shim.on_loopback(receive_server, decode_server, bound=bound)
+    settings = folder / "spy.json"
+    if settings.exists():
+        given = json.loads(settings.read_text())
+        engine_iface.StubEngine = lambda: spy.SpyEngine(folder, **given)
+    decode_server.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""TileRT decode nodes for tests: the real server in a process of its own, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 120.0
+STOP_S = 30.0
+WAIT_S = 60.0
+_POLL_S = 0.02
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def package() -> Path | None:
+    """The folder with the unpacked package, or ``None``; see the Makefile's step ``.tilert``."""
+    folder = Path(os.environ.get("KVFERRY_TILERT") or Path(sys.prefix) / "tilert")
+    return folder if (folder / "tilert" / "pd_vllm").is_dir() else None
+
+
+def missing() -> str:
+    """Why nodes cannot be started here; empty if they can."""
+    folder = package()
+    if folder is None:
+        return "the tilert wheel is not unpacked: run make setup-engine, or set KVFERRY_TILERT"
+    absent = [name for name in ("scipy", "nixl") if not (folder / name).is_dir()]
+    absent += [name for name in ("torch", "fastapi", "nixl_cu12") if find_spec(name) is None]
+    return f"the decode server needs {', '.join(absent)}: run make setup-engine" if absent else ""
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node is started with.
+
+    Attributes:
+        model: a profile of the package: ``dsv32``, ``glm5`` or ``glm5_2``.
+        dtype: the MLA cache's: ``fp8_ds_mla`` or ``bfloat16``.
+        spy: arguments of :class:`tests.tilert.spy.SpyEngine` beside its folder; ``None`` takes
+            the stub engine that the package ships.
+    """
+
+    model: str = "dsv32"
+    dtype: str = "fp8_ds_mla"
+    max_seq_len: int = 1024
+    spy: dict[str, Any] | None = None
+
+
+class DecodeNode:
+    """One decode server. ``stop`` ends and reaps it, however it fares."""
+
+    def __init__(self, folder: Path, options: NodeOptions) -> None:
+        self.folder = folder
+        self.options = options
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.spy is not None:
+            (folder / "spy.json").write_text(json.dumps(options.spy))
+        self.ctrl_port = self.http_port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def start(self) -> None:
+        """Start the process, after a stop on the same ports as before; see :meth:`wait_ready`."""
+        (self.folder / "ports.json").unlink(missing_ok=True)
+        where = package()
+        assert where is not None, missing()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{where}{os.pathsep}{_ROOT}",
+            "TILERT_PD_PROBE_ADDR": "127.0.0.1",
+            "UCX_NET_DEVICES": "lo",
+            "UCX_TLS": "tcp,self",
+            "OMP_NUM_THREADS": "1",
+        }
+        options = self.options
+        argv = [
+            *(sys.executable, "-m", "tests.tilert.node_child", str(self.folder)),
+            *("--engine", "stub", "--model", options.model, "--transport", "nixl"),
+            *("--pd-buffer-device", "cpu", "--max-seq-len", str(options.max_seq_len)),
+            *("--kv-cache-dtype", options.dtype),
+            *("--ctrl-port", str(self.ctrl_port), "--http-port", str(self.http_port)),
+        ]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                argv, stdout=log, stderr=log, env=environment, cwd=_ROOT, start_new_session=True
+            )
+
+    def wait_ready(self) -> DecodeNode:
+        """Wait until ``/health`` answers."""
+        deadline = time.monotonic() + START_S
+        told = self.folder / "ports.json"
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the decode server ended:\n{self.tail()}")
+            if told.exists():
+                self.ctrl_port, self.http_port = json.loads(told.read_text())
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                        return self
+            time.sleep(_POLL_S)
+        raise TimeoutError(f"the decode server does not answer:\n{self.tail()}")
+
+    def status(self) -> dict[str, Any]:
+        """``/decode_status``: whether it is busy, and with which rid."""
+        answer: dict[str, Any] = httpx.get(f"{self.url}/decode_status", trust_env=False).json()
+        return answer
+
+    def injected(self, number: int) -> dict[str, Any]:
+        """What the spy engine's ``number``-th inject got; waits for it."""
+        import torch
+
+        path = self.folder / f"inject-{number}.pt"
+        self.wait_for(path.exists, f"inject {number}")
+        whole: dict[str, Any] = torch.load(path)
+        return whole
+
+    def pause(self) -> None:
+        """Let the spy engine's generation wait after its first tokens."""
+        (self.folder / "pause").touch()
+
+    def resume(self) -> None:
+        (self.folder / "pause").unlink(missing_ok=True)
+
+    def decoding(self) -> bool:
+        """Whether the spy engine generates now."""
+        return (self.folder / "decoding").exists()
+
+    def wait_for(self, condition: Any, what: str) -> None:
+        """Wait until ``condition`` holds."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come:\n{self.tail()}"
+            assert self._process.poll() is None, f"the decode server ended:\n{self.tail()}"
+            time.sleep(_POLL_S)
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of its log."""
+        text = (self.folder / "log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """As a crash: no farewell, whatever it works on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(STOP_S)
+
+    def freeze(self) -> None:
+        """Stop its process without ending it; :meth:`thaw` lets it go on."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it and reap it."""
+        self.kill()
