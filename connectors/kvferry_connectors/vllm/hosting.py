@@ -180,3 +180,4 @@ class Hosting:
         pull.source, pull.incarnation = joined.node, joined.incarnation
         pull.state = PullState.READY
         tracked.pull, tracked.miss, tracked.told = pull, "", False
+        tracked.position, tracked.waited_ms = 0, 0.0

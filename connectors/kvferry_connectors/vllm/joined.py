@@ -179,6 +179,10 @@ class Joiner:
                 warnings=self._warnings + limits(self._config) + tuple(left_out),
                 host_blocks=joined.host_slots,
                 role=self._options.role,
+                lease_blocks=self._options.lease_blocks(self._blocks),
+                lease_ms=self._options.lease_ms,
+                watermark_blocks=self._options.watermark_blocks(self._blocks),
+                min_pull_tokens=self._options.min_pull_tokens,
             )
         )
         log.info(

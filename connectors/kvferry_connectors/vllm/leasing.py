@@ -87,8 +87,8 @@ class Leasing:
         self._block_tokens = block_tokens
         self._clock = clock
         self._total = total = len(pool.blocks)
-        self._budget = int(total * options.lease_budget) if options.lease_ms > 0 else 0
-        self._watermark = int(total * options.free_watermark)
+        self._budget = options.lease_blocks(total)
+        self._watermark = options.watermark_blocks(total)
         self._turnover = Turnover()
         self._leases: dict[str, tuple[str, list[Any]]] = {}
         """Chain to the ledger's name of its lease and the blocks that we hold."""

@@ -91,6 +91,10 @@ class Looker:
             return "local" if local_tokens else "nothing_held"
         return ""
 
+    def spare(self, tracked: Tracked) -> None:
+        """No plan is waited for, because of what the coordinator has told."""
+        tracked.told, tracked.position = True, self._plans.held.position
+
     def use_hint(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
         """Pin what a hint names; a hint whose tail is the prompt's own needs no answer."""
         proved = take_hint(tracked, pull, hint)
@@ -121,6 +125,8 @@ class Looker:
                 return
             if answer is not None and self._waits(tracked, pull, request, answer):
                 return
+            if answer is not None:
+                tracked.position, tracked.waited_ms = answer.position, request.waited_ms
             if answer is None or not answer.candidates:
                 if answer is not None:
                     take_reason(pull, answer)
@@ -147,6 +153,8 @@ class Looker:
         """Ask the coordinator what it would choose; ``known`` is called once, on our thread."""
 
         def done(answer: PlanAnswer | None, miss: str) -> None:
+            if answer is not None:
+                tracked.position = answer.position
             # With candidates, policy changed and we have not heard of it yet.
             chosen = (answer.observed or answer.candidates) if answer is not None else ()
             if answer is not None and chosen:

@@ -83,6 +83,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The host name that goes into addresses."""
         return self.advertise_host or self.host
 
+    def lease_blocks(self, pool: int) -> int:
+        """Blocks of a pool of so many that leases may hold."""
+        return int(pool * self.lease_budget) if self.lease_ms > 0 else 0
+
+    def watermark_blocks(self, pool: int) -> int:
+        """Blocks of a pool of so many below which leases end."""
+        return int(pool * self.free_watermark)
+
 
 def parse(raw: Mapping[str, Any] | None) -> Options:
     """Check ``kv_connector_extra_config``.

@@ -67,7 +67,8 @@ class Pulls:
             return
         spared = self._looker.spared(tracked, 0) if hint is None else ""
         if spared:
-            tracked.miss, tracked.told = miss or spared, True
+            tracked.miss = miss or spared
+            self._looker.spare(tracked)
             return
         if not self._outbox.reserve():
             tracked.miss = "outbox_full"
@@ -106,7 +107,7 @@ class Pulls:
             spared = "" if pull.basis else self._looker.spared(tracked, local_tokens)
             if spared:
                 self.drop(tracked, pull.miss or spared)
-                tracked.told = True
+                self._looker.spare(tracked)
                 return 0
             if time.monotonic() < pull.answer_by:
                 return None

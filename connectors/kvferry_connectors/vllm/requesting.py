@@ -28,6 +28,7 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
             miss=miss(tracked),
             session=tracked.session,
             external_id=tracked.params.id,
+            position=tracked.position,
         )
     loading = pull.state is PullState.LOADING
     return Requested(
@@ -50,6 +51,8 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
         prefill_ms=pull.prefill_ms,
         model=MODEL if pull.predicted_ms or pull.prefill_ms else 0,
         upto=_upto(tracked, pull, stride) if loading else b"",
+        position=tracked.position,
+        waited_ms=tracked.waited_ms,
     )
 
 

@@ -168,6 +168,7 @@ class Tracked:
         "miss",
         "offered_early",
         "params",
+        "position",
         "prompt_blocks",
         "prompt_tokens",
         "pull",
@@ -181,6 +182,7 @@ class Tracked:
         "started",
         "told",
         "unannounced",
+        "waited_ms",
     )
 
     def __init__(self, request: Any, block_size: int, arrived: float, shareable: bool) -> None:
@@ -208,6 +210,10 @@ class Tracked:
         """Blocks of it were offered while it ran, so that the offer at its end is a new one."""
         self.told = False
         """No plan was waited for: the coordinator had said that nothing is held."""
+        self.position = 0
+        """How much of the ledger was known to what its plan, or its sparing one, came from."""
+        self.waited_ms = 0.0
+        """For how long it had waited for its turn when its plan came."""
         self.local_tokens = 0
         """What this engine had without us: its own prefix cache, or another connector's load."""
         self.pulled_tokens = 0

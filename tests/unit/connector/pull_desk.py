@@ -42,6 +42,9 @@ class Looker:
     def spared(self, one: Tracked, local_tokens: int) -> str:
         return self.spares
 
+    def spare(self, one: Tracked) -> None:
+        one.told = True
+
     def use_hint(self, one: Tracked, pull: Pull, hint: Hint) -> None:
         pull.basis = "hint"
         self.hints.append(hint)

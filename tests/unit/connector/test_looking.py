@@ -33,6 +33,7 @@ class Held:
 
     def __init__(self) -> None:
         self.missing: set[bytes] = set()
+        self.position = 0
 
     def lacks(self, chain_hash: bytes) -> bool:
         return chain_hash in self.missing
@@ -204,7 +205,9 @@ def test_a_source_of_another_space_is_named(scene: Scene) -> None:
 def test_a_plan_is_pinned_and_its_numbers_kept(scene: Scene) -> None:
     scene.offer(6)
     best, second = scene.candidate(6), scene.candidate(3, node="d1", address=NOBODY)
-    scene.plans.answer = PlanAnswer(replica="c", candidates=(best, second), recompute_ms=90.0)
+    scene.plans.answer = PlanAnswer(
+        replica="c", candidates=(best, second), recompute_ms=90.0, position=71
+    )
     one, pull = scene.begin()
     scene.looker.ask_plan(one, pull)
     scene.settle()
@@ -212,7 +215,15 @@ def test_a_plan_is_pinned_and_its_numbers_kept(scene: Scene) -> None:
     assert (asked.prompt_tokens, asked.stride, len(asked.hashes)) == (8 * BLOCK, 4, 16)
     assert (pull.state, pull.granted, pull.source) == (PullState.READY, 6, "d0")
     assert (pull.predicted_ms, pull.recompute_ms, pull.options) == (3.0, 90.0, ("d0", "d1"))
-    assert pull.miss == ""
+    assert (pull.miss, one.position) == ("", 71)
+
+
+def test_what_was_told_is_recorded_with_how_much_of_the_ledger_it_knew(scene: Scene) -> None:
+    scene.plans.held.position = 40
+    one, _ = scene.begin()
+    assert (one.told, one.position) == (False, 0)
+    scene.looker.spare(one)
+    assert (one.told, one.position) == (True, 40)
 
 
 def test_a_trial_pins_only_the_part_that_it_is_to_move(scene: Scene) -> None:

@@ -42,7 +42,18 @@ def test_a_transfer_names_the_last_sampled_block_that_it_moves(granted: int, las
     pull.granted = granted
     event = requested(one, lambda tracked: "none", 4)
     assert event.upto == (HASHES[last - 1][:8] if last else b"")
+    assert (event.position, event.waited_ms) == (0, 0.0)
     assert (event.queue_ms, event.doubt, event.miss) == (1.0, 0.1, "")
+
+
+def test_a_decision_is_recorded_with_what_was_known_and_how_long_it_had_waited() -> None:
+    one = tracked("r", HASHES)
+    one.position, one.waited_ms = 71, 12.0
+    spared = requested(one, lambda tracked: "nothing_held", 4)
+    loading(one)
+    planned = requested(one, lambda tracked: "none", 4)
+    assert (spared.position, spared.waited_ms) == (71, 0.0)
+    assert (planned.position, planned.waited_ms) == (71, 12.0)
 
 
 def test_without_a_plan_there_are_no_predictions() -> None:

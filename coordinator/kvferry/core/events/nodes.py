@@ -29,6 +29,14 @@ class NodeJoined(Event, frozen=True, kw_only=True, omit_defaults=True):
     """What limits reuse on this node, in plain words with the cure."""
     version: str = ""
     role: str = ""
+    lease_blocks: int = -1
+    """Blocks of its pool that leases may hold; below 0 where it does not say how it keeps."""
+    lease_ms: int = 0
+    """How long its leases last."""
+    watermark_blocks: int = 0
+    """Leases end while fewer are free."""
+    min_pull_tokens: int = 0
+    """It pulls no fewer."""
 
 
 class NodeClosed(Event, frozen=True, kw_only=True, omit_defaults=True):

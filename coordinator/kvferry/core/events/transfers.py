@@ -49,6 +49,11 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     upto: bytes = b""
     """Short hash of the last sampled block among those granted: who wants the same prefix may
     wait for this transfer."""
+    position: int = 0
+    """Stream sequence of the facts that were known when this was decided: to the coordinator of a
+    plan, or of what it had told. 0 where neither was asked."""
+    waited_ms: float = 0.0
+    """For how long the request had waited for its turn when it got its plan."""
 
 
 class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -116,6 +116,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     version: str = ""
     role: str = ""
+    lease_blocks: int = -1
+    lease_ms: int = 0
+    watermark_blocks: int = 0
+    min_pull_tokens: int = 0
 
     def __post_init__(self) -> None:
         token(self.space, "space")
