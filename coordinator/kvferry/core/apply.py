@@ -7,6 +7,7 @@ from kvferry.core.envelope import Batch, Entry, Position
 from kvferry.core.events import BLOCKS, COORD, FACTS
 from kvferry.core.evolve import fence, fold
 from kvferry.core.lanes import accept, adopt, begins, lane_of
+from kvferry.core.slots_evolve import lose_sight
 from kvferry.core.state import JOINED, QUARANTINED_MAX, LaneState, Quarantined, State
 from kvferry.core.totals import bump
 
@@ -57,7 +58,8 @@ def cross_hole(state: State, first: int, last: int) -> None:
     """Messages ``first`` to ``last`` are not in the stream any more, and we never saw them.
 
     Whose facts they were cannot be known. So no node's record is believed until its next epoch,
-    which begins with an inventory; policies and what was learned stay. To a state that has seen
+    which begins with an inventory, and no decode slot is taken for free before it was seen idle;
+    policies and what was learned stay. To a state that has seen
     nothing yet the stream just begins later.
     """
     if not state.position:
@@ -68,6 +70,7 @@ def cross_hole(state: State, first: int, last: int) -> None:
         for node in space.nodes.values():
             if node.status == JOINED:
                 fence(state, name, node.name, why)
+        lose_sight(space.slots, last)
     bump(state.dropped, "lost", last - first + 1)
     state.position = last
 

@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvferry.core.slots_commands import SlotCommand
+
 
 class TakeLead(msgspec.Struct, frozen=True, kw_only=True):
     """A replica wants to lead a space."""
@@ -56,4 +58,4 @@ class RecordCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     object: str
 
 
-Command: TypeAlias = TakeLead | NodeSilent | Heard | SetPolicy | RecordCheckpoint
+Command: TypeAlias = TakeLead | NodeSilent | Heard | SetPolicy | RecordCheckpoint | SlotCommand

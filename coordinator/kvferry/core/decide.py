@@ -6,8 +6,6 @@ state says is in force.
 
 from __future__ import annotations
 
-import msgspec
-
 from kvferry.core.commands import (
     Command,
     Heard,
@@ -16,9 +14,11 @@ from kvferry.core.commands import (
     SetPolicy,
     TakeLead,
 )
-from kvferry.core.effects import Effect, SendControl
-from kvferry.core.events import AnyEvent, Checkpoint, LeaderElected, NodeLeft, PolicySet
+from kvferry.core.decision import NOTHING, Decision
+from kvferry.core.effects import SendControl
+from kvferry.core.events import Checkpoint, LeaderElected, NodeLeft, PolicySet
 from kvferry.core.messages import Control
+from kvferry.core.slots_decide import decide_slot
 from kvferry.core.state import (
     CLOSED,
     FENCED,
@@ -30,18 +30,7 @@ from kvferry.core.state import (
     State,
 )
 
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be stored, in order, and what is to be done after that."""
-
-    events: tuple[tuple[str, AnyEvent], ...] = ()
-    """(space, event) pairs for the space's coord lane."""
-    effects: tuple[Effect, ...] = ()
-    refused: str = ""
-    """Why nothing is done, in plain words with the cure; empty when nothing is wrong."""
-
-
-NOTHING = Decision()
+__all__ = ["Decision", "decide"]
 
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
@@ -50,8 +39,8 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
     Args:
         state: the fold so far.
         command: what was asked or noticed.
-        now_ms: the present on the server's clock, Unix milliseconds. No decision of today needs
-            it; it is here so that none ever reads a clock.
+        now_ms: the present on the server's clock, Unix milliseconds. No event depends on it, only
+            words such as for how long a slot is lent; it is here so that none ever reads a clock.
     """
     match command:
         case TakeLead():
@@ -64,6 +53,8 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return _set_policy(state, command)
         case RecordCheckpoint():
             return _record_checkpoint(state, command)
+        case _:
+            return decide_slot(state.spaces.get(command.space) or SpaceState(), command, now_ms)
 
 
 def _take_lead(state: State, command: TakeLead) -> Decision:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.core import evolve_nodes, evolve_offers, evolve_requests, evolve_transfers
+from kvferry.core import (
+    evolve_nodes,
+    evolve_offers,
+    evolve_requests,
+    evolve_transfers,
+    slots_evolve,
+)
 from kvferry.core.applied import Applied
 from kvferry.core.events import (
     BLOCKS,
@@ -31,6 +37,7 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
@@ -59,6 +66,7 @@ _DECISIONS: dict[type[Event], Callable[[SpaceState, Applied, Any], Touched]] = {
     NodeLeft: evolve_nodes.node_left,
     PolicySet: evolve_nodes.policy_set,
     Checkpoint: evolve_nodes.checkpoint,
+    SlotChanged: slots_evolve.slot_changed,
 }
 
 

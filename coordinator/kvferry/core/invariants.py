@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvferry.core.events import FACTS
+from kvferry.core.slots import FREE, HELD, SLOT_PHASES
+from kvferry.core.slots_state import SLOT_NODES_MAX, leased
 from kvferry.core.state import (
     DONE,
     EARLY_LANES_MAX,
@@ -30,7 +32,7 @@ def violations(state: State) -> list[str]:
     if len(state.quarantined) > QUARANTINED_MAX:
         found.append("the quarantine exceeds its bound")
     for name, space in state.spaces.items():
-        for check in (_offers, _transfers, _lanes, _totals, _bounds):
+        for check in (_offers, _transfers, _slots, _lanes, _totals, _bounds):
             found += [f"{name}: {what}" for what in check(space)]
     return found
 
@@ -75,6 +77,24 @@ def _transfers(space: SpaceState) -> list[str]:
     open_now = sum(1 for transfer in space.transfers.values() if transfer.phase == OPEN)
     if totals.transfers_opened != totals.transfers_done + totals.transfers_failed + open_now:
         found.append("transfers opened differ from ended and open ones")
+    return found
+
+
+def _slots(space: SpaceState) -> list[str]:
+    found = []
+    slots = space.slots
+    for name, slot in slots.nodes.items():
+        if name != slot.node.name or slot.phase not in SLOT_PHASES:
+            found.append(f"the slot of {slot.node.name}, kept under {name}, is {slot.phase}")
+        if slot.fence > slots.fence:
+            found.append(f"the slot of {name} has fence {slot.fence}, which was never given")
+        if (slot.phase in HELD and not slot.holder) or (slot.phase == FREE and slot.holder):
+            found.append(f"the slot of {name} is {slot.phase}, its holder is {slot.holder!r}")
+    running = leased(slots)
+    if len({slot.fence for slot in running}) != len(running):
+        found.append("two leases of slots have one fence")
+    if slots.granted != sum(slots.ended.values()) + len(running):
+        found.append("leases of slots that were given differ from ended and running ones")
     return found
 
 
@@ -123,5 +143,6 @@ def _bounds(space: SpaceState) -> list[str]:
         "trials": (len(space.trials), TRIALS_MAX),
         "choices of a backend": (len(space.choices), RATES_MAX),
         "prefill rates": (len(space.prefill), RATES_MAX),
+        "decode nodes": (len(space.slots.nodes), SLOT_NODES_MAX),
     }
     return [f"{size} {what}, at most {most}" for what, (size, most) in sizes.items() if size > most]

@@ -11,6 +11,7 @@ import msgspec
 from kvferry.core.cost import LinkCost, PrefillCost
 from kvferry.core.events import FACTS, Inventory
 from kvferry.core.retention_gaps import SessionGaps
+from kvferry.core.slots_state import Slots
 from kvferry.core.totals import Totals
 from kvferry.core.trials import Trial
 
@@ -198,6 +199,8 @@ class SpaceState(msgspec.Struct, kw_only=True):
     """What computing costs by node."""
     sessions: SessionGaps = msgspec.field(default_factory=SessionGaps)
     """When sessions come back."""
+    slots: Slots = msgspec.field(default_factory=Slots)
+    """Decode nodes that are lent; in the routers' space."""
     mode: str = MODE_ON
     modes: dict[str, str] = {}
     """Nodes whose mode differs from the space's."""

@@ -23,10 +23,12 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
 )
+from kvferry.core.story_slots import slot_changed
 
 PIN_ENDS = {
     "intact": "the blocks were as promised",
@@ -278,4 +280,5 @@ _TELL: dict[type[Event], Callable[[str, Any], str]] = {
     NodeLeft: _node_left,
     PolicySet: _policy_set,
     Checkpoint: _checkpoint,
+    SlotChanged: lambda _, event: slot_changed(event),
 }

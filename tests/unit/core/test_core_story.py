@@ -22,6 +22,7 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
@@ -223,6 +224,59 @@ STORIES: list[tuple[Event, str]] = [
     (
         Checkpoint(term=3, position=900, digest="", fingerprint="", object="checkpoint-900"),
         "coordinator n0 stored the state at 900 as checkpoint-900",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="registered", http="http://h:1", control="h:2"),
+        "decode node t0 at http://h:1, receives at h:2 is named",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="found", http="http://h:1", control="h:2", who="r"),
+        "decode node t0 at http://h:1, receives at h:2 is named by r, to be seen idle before it is "
+        "lent",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="drained", who="ana"),
+        "decode node t0 is out of the pool by ana",
+    ),
+    (SlotChanged(term=3, node="t0", change="opened"), "decode node t0 is back in the pool"),
+    (
+        SlotChanged(
+            term=3,
+            node="t0",
+            change="granted",
+            fence=7,
+            holder="r.1",
+            request="a",
+            session="s",
+            waited_ms=1_240.0,
+        ),
+        "slot of t0, fence 7: lent to router r.1 for request a after 1.24 s of waiting, session s",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="confirmed", fence=7, request="a"),
+        "slot of t0, fence 7: decoding of request a begins",
+    ),
+    (
+        SlotChanged(
+            term=3,
+            node="t0",
+            change="abandoned",
+            fence=7,
+            holder="r.1",
+            request="a",
+            why="decode answered 504",
+        ),
+        "slot of t0, fence 7: router r.1 lost sight of request a; it must be idle first (decode "
+        "answered 504)",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="replied", fence=7, request="a"),
+        "slot of t0, fence 7: the lease of request a ends, decode has replied",
+    ),
+    (
+        SlotChanged(term=3, node="t0", change="idle", fence=7, why="silent for 121 s"),
+        "slot of t0, fence 7: the lease ends, its holder was silent and the node is idle (silent "
+        "for 121 s)",
     ),
 ]
 

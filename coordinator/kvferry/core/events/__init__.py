@@ -24,6 +24,7 @@ from kvferry.core.events.nodes import (
     OpenTransfer,
 )
 from kvferry.core.events.requests import RequestEnded, TurnEnded
+from kvferry.core.events.slots import SlotChanged
 from kvferry.core.events.transfers import PinEnded, Requested, TransferFailed, Transferred
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "RequestEnded",
     "Requested",
     "Retained",
+    "SlotChanged",
     "TransferFailed",
     "Transferred",
     "TurnEnded",
@@ -74,6 +76,7 @@ AnyEvent: TypeAlias = (
     | NodeLeft
     | PolicySet
     | Checkpoint
+    | SlotChanged
 )
 
 SCHEMAS: dict[str, tuple[int, type[Event]]] = {
@@ -95,6 +98,7 @@ SCHEMAS: dict[str, tuple[int, type[Event]]] = {
     "node_left": (1, NodeLeft),
     "policy_set": (1, PolicySet),
     "checkpoint": (1, Checkpoint),
+    "slot_changed": (1, SlotChanged),
 }
 """Name to (version now written, type)."""
 
