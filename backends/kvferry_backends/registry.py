@@ -1,4 +1,5 @@
-"""Finds backends by name through the entry-point group ``kvferry.backends``.
+"""Finds backends by name through the entry-point group ``kvferry.backends``, and what writes into
+foreign memory through ``kvferry.writers``.
 
 A backend's module is imported only when somebody asks for it by name, so that an engine
 never pays for a library that it does not use.
@@ -9,11 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from kvferry.errors import BackendUnavailable, ConfigError
 from kvferry.ports.backend import Backend
+from kvferry.ports.remote_writer import RemoteWriter
 
 GROUP = "kvferry.backends"
+WRITERS = "kvferry.writers"
 LISTENING = frozenset({"tcp", "nixl", "nccl"})
 """Backends that peers connect to, and that take the address for it as ``listen_host``."""
 
@@ -22,7 +26,7 @@ _log = logging.getLogger("kvferry.backends")
 
 def names() -> tuple[str, ...]:
     """All installed backends, in alphabetical order. Imports none of them."""
-    return tuple(sorted(_entries()))
+    return tuple(sorted(_entries(GROUP)))
 
 
 def create(name: str, options: Mapping[str, object] | None = None) -> Backend:
@@ -32,24 +36,19 @@ def create(name: str, options: Mapping[str, object] | None = None) -> Backend:
         ConfigError: no backend has this name, or an option is wrong.
         BackendUnavailable: it is installed but cannot work here.
     """
-    entry = _entries().get(name)
-    if entry is None:
-        known = ", ".join(names()) or "none"
-        raise ConfigError(f"no backend is called {name!r}; installed are: {known}")
-    try:
-        factory = entry.load()
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"backend {name!r} needs a library that is missing here ({error}); "
-            f"install it, or take {name!r} out of the list of backends"
-        ) from error
-    except AttributeError as error:
-        raise BackendUnavailable(
-            f"backend {name!r} is declared as {entry.value!r}, which does not exist; "
-            "reinstall the package that provides it"
-        ) from error
-    backend: Backend = factory(dict(options or {}))
+    backend: Backend = _load(GROUP, "backend", name)(dict(options or {}))
     return backend
+
+
+def create_writer(name: str, options: Mapping[str, object] | None = None) -> RemoteWriter:
+    """The writer called ``name``, made with ``options``.
+
+    Raises:
+        ConfigError: no writer has this name, or an option is wrong.
+        BackendUnavailable: it is installed but cannot work here.
+    """
+    writer: RemoteWriter = _load(WRITERS, "writer", name)(dict(options or {}))
+    return writer
 
 
 def create_usable(
@@ -97,5 +96,26 @@ def _check_order(order: Sequence[str], options: Mapping[str, object]) -> None:
         )
 
 
-def _entries() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def _load(group: str, noun: str, name: str) -> Any:
+    """The factory that the group holds under ``name``."""
+    entries = _entries(group)
+    entry = entries.get(name)
+    if entry is None:
+        known = ", ".join(sorted(entries)) or "none"
+        raise ConfigError(f"no {noun} is called {name!r}; installed are: {known}")
+    try:
+        return entry.load()
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"{noun} {name!r} needs a library that is missing here ({error}); "
+            f"install it, or take {name!r} out of the configuration"
+        ) from error
+    except AttributeError as error:
+        raise BackendUnavailable(
+            f"{noun} {name!r} is declared as {entry.value!r}, which does not exist; "
+            "reinstall the package that provides it"
+        ) from error
+
+
+def _entries(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}

@@ -145,6 +145,18 @@ class Agent:
             handle = agent.initialize_xfer("READ", ours, theirs, peer, b"")
             return self._begin(agent, handle)
 
+    def write(self, peer: str, local: Any, remote: Any, kind: tuple[str, str]) -> Transfer:
+        """Begin to write pieces; each side is an array of (address, length, device).
+
+        Raises:
+            AgentError: it failed, perhaps with a part of it under way.
+        """
+        with self._call("a write") as agent:
+            ours = agent.get_xfer_descs(local, _MEMORY[kind[0]])
+            theirs = agent.get_xfer_descs(remote, _MEMORY[kind[1]])
+            handle = agent.initialize_xfer("WRITE", ours, theirs, peer, b"")
+            return self._begin(agent, handle)
+
     def ended(self, transfer: Transfer) -> bool:
         """Whether every byte is in place.
 
@@ -152,7 +164,7 @@ class Agent:
             AgentError: the read failed, and what it has under way only :meth:`end` is sure to
                 stop; or the agent was ended.
         """
-        with self._call("a read") as agent:
+        with self._call("a transfer") as agent:
             if not transfer.done:
                 transfer.done = self._settled(transfer, agent.check_xfer_state(transfer.handle))
             if transfer.done:
@@ -207,7 +219,7 @@ class Agent:
 
     def _settled(self, transfer: Transfer, state: str) -> bool:
         if state == "ERR":
-            raise AgentError("error", "NIXL says that the read failed")
+            raise AgentError("error", "NIXL says that the transfer failed")
         return state == "DONE"
 
     def _forget(self, agent: Any, transfer: Transfer) -> None:

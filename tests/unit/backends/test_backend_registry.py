@@ -20,7 +20,7 @@ def broken(options: dict[str, object]) -> TcpBackend:
 @pytest.fixture
 def more_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real tcp backend beside three that cannot work here, each in its own way."""
-    real = registry._entries()
+    real = registry._entries(registry.GROUP)
     for name, value in (
         ("nolib", "a_library_that_is_not_here.backend:Backend"),
         ("noattr", "kvferry_backends.layout:NotThere"),
@@ -28,7 +28,7 @@ def more_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         real[name] = EntryPoint(name, value, registry.GROUP)
     monkeypatch.setattr(EntryPoint, "load", load_here(EntryPoint.load))
-    monkeypatch.setattr(registry, "_entries", lambda: real)
+    monkeypatch.setattr(registry, "_entries", lambda group: real)
 
 
 def load_here(load: object) -> object:
