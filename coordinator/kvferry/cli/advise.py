@@ -21,12 +21,12 @@ from kvferry.replay.advise.costs import (
     Costs,
 )
 from kvferry.replay.advise.files import advise_file
-from kvferry.replay.advise.html import as_html
 from kvferry.replay.advise.ledger import advise_ledger
 from kvferry.replay.advise.markdown import as_markdown
+from kvferry.replay.advise.page.html import as_html
 from kvferry.replay.advise.report import Report
 from kvferry.replay.advise.requests import RETENTION_S
-from kvferry.replay.advise.sections import TITLE, sections
+from kvferry.replay.advise.sections import TITLE, sections, source
 
 
 @guard.guarded
@@ -147,6 +147,7 @@ def _write(path: Path | None, shape: Callable[[Report], str], report: Report) ->
 
 def _print(report: Report) -> None:
     render.line(TITLE)
+    render.line(source(report))
     for section in sections(report):
         render.heading(section.title)
         for text in section.lines:

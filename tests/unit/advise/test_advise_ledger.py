@@ -114,13 +114,18 @@ def test_pulls_that_pay() -> None:
     (link,) = report.links
     assert (link.source, link.target, link.moves) == ("d", "p", 10)
     assert (link.peak_bytes_s, link.rate_bytes_s, link.measured) == (8_000, 2e9, "probe")
+    # Without reuse the pulled turns had taken the 400 ms that they spared, less the 50 of pulling.
     assert [(row.how, row.seconds.count, row.seconds.p50) for row in report.ttft] == [
+        ("without", 20, 0.5),
+        ("with reuse", 20, 0.5),
         ("computed", 10, 0.5),
         ("pulled", 10, 0.15),
     ]
+    assert report.turn_bytes is not None
+    assert (report.turn_bytes.count, report.turn_bytes.p99) == (10, 50 * BLOCK_BYTES)
     assert report.ttft_measured
     assert report.verdict.word == ENABLE
-    assert report.verdict.reasons[0].startswith("reuse spared 35.0% of prefill time")
+    assert report.verdict.reasons[0].text.startswith("reuse spared 35.0% of prefill time")
 
 
 def test_a_fleet_whose_turns_never_repeat_is_told_not_to_enable_it() -> None:
@@ -151,7 +156,7 @@ def test_transfers_that_fail_are_a_reason_against() -> None:
     assert report.saved_s == pytest.approx(20 * 0.35 - 2 * 0.2)
     assert report.misses == {"transfer_failed": 2}
     assert report.verdict.word == DO_NOT_ENABLE
-    assert "2 of 22 transfers failed (9.1%)" in report.verdict.reasons[0]
+    assert "2 of 22 transfers failed (9.1%)" in report.verdict.reasons[0].text
 
 
 def test_observe_mode_tells_what_would_have_been_pulled() -> None:
@@ -167,8 +172,12 @@ def test_observe_mode_tells_what_would_have_been_pulled() -> None:
     assert report.reused_tokens == 0
     assert report.saved_s == pytest.approx(20 * 0.36)
     assert report.links[0].bytes == 20 * 50 * BLOCK_BYTES
+    assert report.turn_bytes is not None
+    assert (report.turn_bytes.count, report.turn_bytes.p50) == (20, 50 * BLOCK_BYTES)
+    times = {row.how: row.seconds.p50 for row in report.ttft}
+    assert times == pytest.approx({"computed": 0.5, "without": 0.5, "with reuse": 0.5 - 0.36})
     assert report.verdict.word == ENABLE
-    assert "would spare 72.0%" in report.verdict.reasons[0]
+    assert "would spare 72.0%" in report.verdict.reasons[0].text
     assert any("only observed" in text for text in report.assumptions)
 
 
@@ -206,7 +215,7 @@ def test_pulls_that_take_longer_than_computing_are_told_not_to_be_enabled() -> N
     report = told.report()
     assert report.saved_s == pytest.approx(-20)
     assert report.verdict.word == DO_NOT_ENABLE
-    assert "took 20.0 s more for moving" in report.verdict.reasons[0]
+    assert "took 20 s more for moving" in report.verdict.reasons[0].text
 
 
 def test_offers_that_end_before_their_session_comes_back() -> None:
@@ -257,7 +266,9 @@ def test_a_turn_on_two_engines_is_one_and_the_way_forward_spares_nothing() -> No
     assert report.reused_tokens == 0
     assert report.saved_s == 0
     assert report.prefill_s == 0.5
-    assert [(row.how, row.seconds.p50) for row in report.ttft] == [("computed", 0.62)]
+    assert {row.how: row.seconds.p50 for row in report.ttft} == dict.fromkeys(
+        ("without", "with reuse", "computed"), 0.62
+    )
     assert report.links[0].bytes == 100, "it crosses the link all the same"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from tests.unit.advise.recorded import conversations, strangers, written
 
 from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.files import advise_file
-from kvferry.replay.advise.html import as_html
 from kvferry.replay.advise.markdown import as_markdown
+from kvferry.replay.advise.page.across import across
+from kvferry.replay.advise.page.frame import NARROW, WIDE, Size
+from kvferry.replay.advise.page.html import as_html
+from kvferry.replay.advise.page.upright import upright
 from kvferry.replay.advise.parts import Plot
 from kvferry.replay.advise.report import Report
 from kvferry.replay.advise.sections import sections
-from kvferry.replay.advise.svg import as_svg
 
 COSTS = Costs(prefill_tokens_per_s=512, kv_bytes_per_token=1, link_gb_per_s=1e-6)
 
@@ -54,7 +57,8 @@ def test_the_page_stands_alone_and_has_plots(report: Report) -> None:
     text = as_html(report)
     page = Page(text)
     assert page.open == []
-    assert page.tags.count("svg") == 6
+    # A wide and a narrow picture of what repeats, gaps and links; TTFT of one length only.
+    assert page.tags.count("svg") == 2 * 4
     assert "script" not in page.tags
     assert page.links == []
     assert "http" not in text.replace("http-equiv", "")
@@ -74,7 +78,10 @@ def test_names_from_outside_are_text_only(report: Report) -> None:
 
 def test_every_section_is_in_both_and_rows_fit_their_columns(report: Report) -> None:
     markdown, page = as_markdown(report), as_html(report)
-    for section in sections(report):
+    first, *rest = sections(report)
+    assert f"## {first.title}" in markdown
+    assert first.title.removeprefix("Recommendation: ") in page
+    for section in rest:
         assert f"## {section.title}" in markdown
         assert f"<h2>{section.title}</h2>" in page
         for row in section.rows:
@@ -88,20 +95,31 @@ def test_do_not_enable_is_said_first(tmp_path: Path) -> None:
     assert "no session came back" in as_markdown(report)
 
 
-def test_bars_are_as_high_as_their_values() -> None:
+def bars(picture: str) -> list[ET.Element]:
+    root = ET.fromstring(picture)
+    return [rect for rect in root.iter("rect") if rect.find("title") is not None]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_bars_are_as_long_as_their_values(size: Size) -> None:
     plot = Plot(
         title="a & b", unit="s", labels=("x", "y"), series={"one": (1.0, 2.0), "two": (None, 0.0)}
     )
-    root = ET.fromstring(as_svg(plot))
-    bars = [rect for rect in root.iter("rect") if rect.find("title") is not None]
-    heights = [float(rect.attrib["height"]) for rect in bars]
-    assert len(bars) == 3, "no bar where there is no value"
-    assert heights[1] == pytest.approx(2 * heights[0], abs=0.11)
-    assert heights[2] == 0
-    assert root.attrib["aria-label"] == "a & b"
+    for draw, side in ((upright, "height"), (across, "width")):
+        picture = draw(plot, size)
+        lengths = [float(rect.attrib[side]) for rect in bars(picture)]
+        assert len(lengths) == 3, "no bar where there is no value"
+        assert 0 in lengths
+        one, two = sorted(lengths)[1:]
+        assert two == pytest.approx(2 * one, abs=0.11)
+        assert ET.fromstring(picture).attrib["aria-label"] == "a & b, in s"
 
 
 @pytest.mark.parametrize("values", [(), (0.0,), (1e-9,), (3e12,), (None,)])
-def test_any_values_can_be_drawn(values: tuple[float | None, ...]) -> None:
+@pytest.mark.parametrize("draw", [upright, across])
+def test_any_values_can_be_drawn(
+    values: tuple[float | None, ...], draw: Callable[[Plot, Size], str]
+) -> None:
     labels = tuple("x" * 40 for _ in values)
-    ET.fromstring(as_svg(Plot(title="t", unit="u", labels=labels, series={"s": values})))
+    plot = Plot(title="t", unit="u", labels=labels, series={"s": values})
+    ET.fromstring(draw(plot, NARROW))

@@ -54,7 +54,7 @@ def test_conversations_that_pay(tmp_path: Path) -> None:
     assert by["1k-4k", "with reuse"].p99 == pytest.approx(2_148 / 512 - 0.973)
     assert not report.ttft_measured
     assert report.verdict.word == ENABLE
-    assert "15.2%" in " ".join(report.verdict.reasons)
+    assert "15.2%" in " ".join(one.text for one in report.verdict.reasons)
     assert "512 tokens computed" in " ".join(report.assumptions)
 
 
@@ -74,7 +74,7 @@ def test_prompts_that_share_nothing_do_not_pay(tmp_path: Path) -> None:
     assert report.gaps_s is None
     assert report.links == ()
     assert report.verdict.word == DO_NOT_ENABLE
-    assert report.verdict.reasons[0].startswith("reuse would spare 0.0% of prefill time")
+    assert report.verdict.reasons[0].text.startswith("reuse would spare 0.0% of prefill time")
 
 
 def test_a_link_slower_than_computing_does_not_pay(tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_a_link_that_cannot_carry_the_peak_is_a_reason_against(tmp_path: Path) -
     assert report.links[0].peak_bytes_s == 1_024
     assert report.saved_s > 0
     assert report.verdict.word == DO_NOT_ENABLE
-    assert "carries no more than" in report.verdict.reasons[0]
+    assert "carries no more than" in report.verdict.reasons[0].text
 
 
 def test_a_handful_of_requests_decides_nothing(tmp_path: Path) -> None:
     report = advise(tmp_path, conversations(apart_s=15)[:19])
     assert report.verdict.word == TOO_LITTLE
-    assert "19 turns" in report.verdict.reasons[0]
+    assert "19 turns" in report.verdict.reasons[0].text
 
 
 def test_what_is_kept_counts_with_the_time_that_it_is_kept() -> None:

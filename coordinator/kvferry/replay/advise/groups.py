@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.replay.advise.report import Share, Ttft
+from kvferry.replay.advise.report import ALL_LENGTHS, Share, Ttft
 from kvferry.replay.advise.spread import Values
 
 _TURNS: tuple[tuple[int, str], ...] = (
@@ -10,7 +10,7 @@ _TURNS: tuple[tuple[int, str], ...] = (
     (16, "9-16"),
     (32, "17-32"),
 )
-_LAST_TURNS = "33 and later"
+_LAST_TURNS = "33+"
 _LENGTHS: tuple[tuple[int, str], ...] = (
     (1_024, "up to 1k"),
     (4_096, "1k-4k"),
@@ -68,11 +68,14 @@ class Times:
 
     def add(self, tokens: int, how: str, seconds: float) -> None:
         """One turn."""
-        self._by.setdefault((length_group(tokens), how), Values()).add(seconds)
+        for name in (length_group(tokens), ALL_LENGTHS):
+            self._by.setdefault((name, how), Values()).add(seconds)
 
     def rows(self) -> tuple[Ttft, ...]:
-        """Shortest prompts first."""
+        """Shortest prompts first, and all of them last where their lengths differ."""
         names = [*(name for _, name in _LENGTHS), _LONGEST]
+        if len({name for name, _ in self._by}) > 2:
+            names.append(ALL_LENGTHS)
         return tuple(
             Ttft(prompt=name, how=how, seconds=self._by[name, how].spread())
             for name in names

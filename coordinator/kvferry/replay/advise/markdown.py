@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from kvferry.replay.advise.parts import Cell, Section
 from kvferry.replay.advise.report import Report
-from kvferry.replay.advise.sections import TITLE, sections
+from kvferry.replay.advise.sections import TITLE, sections, source
 
 
 def as_markdown(report: Report) -> str:
     """One document with a table for each section; plots are for HTML."""
-    return "\n".join([f"# {TITLE}", "", *(_section(one) for one in sections(report))])
+    head = [f"# {TITLE}", "", _escaped(source(report)), ""]
+    return "\n".join([*head, *(_section(one) for one in sections(report))])
 
 
 def _section(section: Section) -> str:

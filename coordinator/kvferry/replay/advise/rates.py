@@ -41,14 +41,20 @@ class Rates:
         """Tokens of a block of the node; 0 where its joining is not in the ledger."""
         return self._blocks.get((space, node), (0, 0))[0]
 
-    def observed(self, space: str, node: str, event: Requested, at_ms: int) -> None:
-        """What a node that only observes would have pulled counts as carried by its link."""
+    def would_pull(self, space: str, node: str, event: Requested) -> int | None:
+        """Bytes that a node that only observes would have pulled; None where it would not have, or
+        where its joining is not in the ledger."""
         tokens, size = self._blocks.get((space, node), (0, 0))
         if event.miss != OBSERVE or not tokens or not event.source:
-            return
-        blocks = max(0, event.granted - event.local_tokens // tokens)
-        self.bytes += blocks * size
-        self._loads.add(event.source, node, at_ms / 1_000.0, blocks * size)
+            return None
+        return max(0, event.granted - event.local_tokens // tokens) * size
+
+    def observed(self, space: str, node: str, event: Requested, at_ms: int) -> None:
+        """What a node that only observes would have pulled counts as carried by its link."""
+        size = self.would_pull(space, node, event)
+        if size is not None:
+            self.bytes += size
+            self._loads.add(event.source, node, at_ms / 1_000.0, size)
 
     def probed(self, node: str, event: LinkProbed) -> None:
         """A link was measured; the backend in use counts, or the best until one is."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 ENABLE, DO_NOT_ENABLE, TOO_LITTLE = "enable", "do_not_enable", "too_little_data"
+FOR, AGAINST, NEITHER = "for", "against", "neither"
+ALL_LENGTHS = "all lengths"
+WITHOUT, WITH = "without", "with reuse"
+"""The same turns twice, of which at most one is measured."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +76,19 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
     """Times to the first token of prompts of like length, in seconds."""
 
     prompt: str
-    """Tokens, as ``1k-4k``."""
+    """Tokens, as ``1k-4k``; or ``all lengths``."""
     how: str
-    """``pulled``, ``own cache`` or ``computed`` where measured; ``with reuse`` or ``without`` where
-    modelled."""
+    """``without`` and ``with reuse`` are the same turns, measured or predicted. What a ledger
+    measured is also told by how KV was come by: ``computed``, ``own cache``, ``pulled``."""
     seconds: Spread
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the reasons of a recommendation."""
+
+    weighs: str
+    """``for`` enabling, ``against`` it, or ``neither``."""
+    text: str
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +96,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     word: str
     """``enable``, ``do_not_enable`` or ``too_little_data``."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    """The one that decides first."""
     rule: str
 
 
@@ -110,6 +123,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that pulled nothing, by cause; a ledger's only."""
     kept: tuple[Kept, ...] = ()
     bytes_per_turn: float = 0.0
+    """Mean of all turns."""
+    turn_bytes: Spread | None = None
+    """Of the turns for which anything was or would be moved; None without any."""
     links: tuple[Link, ...] = ()
     ttft: tuple[Ttft, ...] = ()
     ttft_measured: bool = False

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from kvferry.replay.advise.chunks import CHUNKS_MAX, Chunks
 from kvferry.replay.advise.costs import MOVE_FLOOR_S, Costs
 from kvferry.replay.advise.groups import Shares, Times
+from kvferry.replay.advise.parts import time
 from kvferry.replay.advise.peaks import WINDOW_S, Load
 from kvferry.replay.advise.prompts import Prompt
-from kvferry.replay.advise.report import Keeping, Link, Report
+from kvferry.replay.advise.report import WITH, WITHOUT, Keeping, Link, Report
 from kvferry.replay.advise.sessions import Sessions
 from kvferry.replay.advise.spread import Values
 from kvferry.replay.advise.verdict import Evidence, judge
 
 KEEP_S = (10.0, 60.0, 300.0, 600.0, 1_800.0, 3_600.0)
 RETENTION_S = 600.0
-WITH, WITHOUT = "with reuse", "without"
 
 
 class RequestStudy:
@@ -39,6 +39,7 @@ class RequestStudy:
         self._times = Times((WITHOUT, WITH))
         self._gaps = Values()
         self._load = Load()
+        self._turn_bytes = Values()
         self._found = [0] * len(self._keep_s)
         self._requests = self._tokens = self._repeated = 0
         self._chunk_tokens = 0.0
@@ -77,7 +78,9 @@ class RequestStudy:
         self._times.add(prompt.tokens, WITHOUT, whole_s)
         self._times.add(prompt.tokens, WITH, whole_s - spared_s)
         if moved:
-            self._load.add(prompt.at_s - self._began_s, moved * self._costs.kv_bytes_per_token)
+            size = moved * self._costs.kv_bytes_per_token
+            self._load.add(prompt.at_s - self._began_s, size)
+            self._turn_bytes.add(size)
 
     def report(self, of: str, notes: Iterable[str] = ()) -> Report:
         """What came of it; ask once, at the end.
@@ -123,6 +126,7 @@ class RequestStudy:
             gaps_s=self._gaps.spread() if self._gaps.count else None,
             keeping=self._keeping(),
             bytes_per_turn=load.bytes / self._requests if self._requests else 0.0,
+            turn_bytes=self._turn_bytes.spread() if self._turn_bytes.count else None,
             links=links,
             ttft=self._times.rows(),
             prefill_s=self._prefill_s,
@@ -153,7 +157,7 @@ class RequestStudy:
             f"second (--prefill-tokens-per-s), {costs.kv_bytes_per_token:,} bytes of KV a token "
             f"(--kv-bytes-per-token), {costs.link_gb_per_s:g} GB/s (--link-gb-per-s) and "
             f"{MOVE_FLOOR_S * 1e3:g} ms for each move; put in your own figures",
-            f"KV is taken to be kept for {self._retention_s:g} s after its last use "
+            f"KV is taken to be kept for {time(self._retention_s)} after its last use "
             "(--retention-s), whatever memory that takes, and all of it to cross one link",
             "what a session's first turn repeats is nothing that reuse brings: a beginning that "
             "many sessions share, such as a system prompt, stays in every engine's own cache",

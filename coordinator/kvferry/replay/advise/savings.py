@@ -32,12 +32,16 @@ class Savings:
         self._observed_s, self._observed_tokens = 0.0, 0
         self.guessed_moves = 0
 
-    def add(self, part: Part, known_tokens: int) -> None:
+    def add(self, part: Part, known_tokens: int) -> tuple[float, float]:
         """One turn.
 
         Args:
             part: on the engine that computed its prompt.
             known_tokens: of the prompt, that a source had and the engine had not.
+
+        Returns:
+            How much longer the turn had taken without reuse, and, if its engine only observed, how
+            much shorter with it; in seconds, negative where moving takes more than computing.
         """
         ended, asked = part.ended, part.asked
         took_s = _seconds(ended.prefill_ms or ended.ttft_ms - ended.pull_ms)
@@ -47,28 +51,34 @@ class Savings:
         else:
             self._untimed_tokens += ended.computed_tokens
         if asked is None:
-            return
+            return 0.0, 0.0
         recompute_s = _seconds(asked.recompute_ms)
         if (ended.miss or asked.miss) == OBSERVE:
-            self._observe(recompute_s, _seconds(asked.predicted_ms), known_tokens)
-        elif asked.transfer:
-            self._pulling_s += _seconds(part.pull_ms)
-            if not part.arrived:
-                return
-            if recompute_s:
-                self._predicted_s += recompute_s
-            else:
-                self._unpredicted_tokens += ended.pulled_tokens
+            return 0.0, self._observe(recompute_s, _seconds(asked.predicted_ms), known_tokens)
+        if not asked.transfer:
+            return 0.0, 0.0
+        pulling_s = _seconds(part.pull_ms)
+        self._pulling_s += pulling_s
+        if not part.arrived:
+            return -pulling_s, 0.0
+        if recompute_s:
+            self._predicted_s += recompute_s
+        else:
+            self._unpredicted_tokens += ended.pulled_tokens
+            recompute_s = self.compute_s(ended.pulled_tokens)
+        return recompute_s - pulling_s, 0.0
 
-    def _observe(self, recompute_s: float, move_s: float, tokens: int) -> None:
+    def _observe(self, recompute_s: float, move_s: float, tokens: int) -> float:
         if not move_s:
             self.guessed_moves += 1
             move_s = self._costs.move_s(tokens)
         if recompute_s:
-            self._observed_s += max(0.0, recompute_s - move_s)
-        else:
-            self._observed_tokens += tokens
-            self._observed_s -= move_s
+            spared_s = max(0.0, recompute_s - move_s)
+            self._observed_s += spared_s
+            return spared_s
+        self._observed_tokens += tokens
+        self._observed_s -= move_s
+        return self.compute_s(tokens) - move_s
 
     @property
     def measured(self) -> bool:

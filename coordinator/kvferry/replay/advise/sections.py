@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry.replay.advise.parts import Cell, Plot, Section, share, time
-from kvferry.replay.advise.report import DO_NOT_ENABLE, ENABLE, TOO_LITTLE, Report
+from kvferry.replay.advise.parts import Cell, Plot, Section, counted, share, size, time
+from kvferry.replay.advise.report import DO_NOT_ENABLE, ENABLE, TOO_LITTLE, Keeping, Report
 from kvferry.replay.advise.sections_moves import kept, links, reuse, ttft
 
 TITLE = "Does moving KV between engines pay here?"
@@ -12,6 +12,11 @@ WORDS = {
     DO_NOT_ENABLE: "Do not enable this.",
     TOO_LITTLE: "Too little was seen to say.",
 }
+
+
+def source(report: Report) -> str:
+    """What the report was made from."""
+    return f"From {report.of}"
 
 
 def sections(report: Report) -> list[Section]:
@@ -26,7 +31,7 @@ def sections(report: Report) -> list[Section]:
         parts.append(kept(report))
     parts.append(links(report))
     if report.ttft:
-        parts.append(ttft(report))
+        parts += ttft(report)
     if report.assumptions:
         parts.append(Section(title="What was assumed", lines=report.assumptions))
     return parts
@@ -35,19 +40,24 @@ def sections(report: Report) -> list[Section]:
 def _verdict(report: Report) -> Section:
     return Section(
         title="Recommendation: " + WORDS[report.verdict.word],
-        lines=(*report.verdict.reasons, "The rule: " + report.verdict.rule),
+        lines=(
+            *(reason.text for reason in report.verdict.reasons),
+            "The rule: " + report.verdict.rule,
+        ),
     )
 
 
 def _traffic(report: Report) -> Section:
     lines = [
-        f"from {report.of}",
-        f"{report.requests:,} turns of {report.sessions:,} sessions in {time(report.span_s)}, "
-        f"with {report.prompt_tokens:,} prompt tokens",
-        f"{share(report.repeated_tokens, report.prompt_tokens)} of them repeat what had been "
-        "computed before",
+        f"{counted(report.requests, 'turn')} of {counted(report.sessions, 'session')} in "
+        f"{time(report.span_s)}, with {counted(report.prompt_tokens, 'prompt token')}",
     ]
-    if report.reused_tokens is not None:
+    if report.prompt_tokens:
+        lines.append(
+            f"{share(report.repeated_tokens, report.prompt_tokens)} of them repeat what had been "
+            "computed before"
+        )
+    if report.prompt_tokens and report.reused_tokens is not None:
         lines.append(
             f"{share(report.reused_tokens, report.prompt_tokens)} of them were not computed again"
         )
@@ -74,12 +84,19 @@ def _shares(report: Report) -> Section:
         )
     return Section(
         title="What repeats, by turn of the session",
-        columns=("turn", ">turns", ">mean prompt", ">repeated", *((">reused",) if reused else ())),
+        columns=(
+            "turn",
+            ">turns",
+            ">mean prompt, tokens",
+            ">repeated",
+            *((">reused",) if reused else ()),
+        ),
         rows=tuple(rows),
         plots=(
             Plot(
-                title="Share of the prompt that repeats, by turn",
-                unit="%",
+                title="Share of the prompt that repeats what had been computed before",
+                unit="% of prompt tokens",
+                axis="turn of the session",
                 labels=tuple(row.turn for row in report.shares),
                 series=series,
             ),
@@ -91,30 +108,47 @@ def _gaps(report: Report) -> Section:
     gaps = report.gaps_s
     if gaps is None:
         return Section(title="Gaps between turns", lines=("no session came back",))
-    rows: list[tuple[Cell, ...]] = []
+    lines = [
+        f"half of {counted(gaps.count, 'gap')} last up to {time(gaps.p50)}, 90% up to "
+        f"{time(gaps.p90)}, 99% up to {time(gaps.p99)}"
+    ]
+    if report.kind == "ledger":
+        late = sum(row.before_next_use for row in report.kept)
+        lines.append(
+            f"{counted(late, 'turn')} came when nothing of the session was offered any more "
+            f"({share(late, gaps.count)} of those with a turn before)"
+        )
+    found = report.keeping[0].repeated_tokens is not None
+    series = {
+        "gaps no longer": tuple(100 * (row.gaps_share or 0.0) for row in report.keeping),
+    }
     columns: tuple[str, ...] = ("KV kept for", ">gaps no longer")
-    for row in report.keeping:
-        kept: tuple[Cell, ...] = (time(row.keep_s), f"{row.gaps_share or 0.0:.1%}")
-        if row.repeated_tokens is not None:
-            columns = (*columns[:2], ">of prompts found", ">GB held on average")
-            held = f"{row.mean_bytes / 1e9:,.1f}" if row.mean_bytes is not None else ""
-            kept += (share(row.repeated_tokens, report.prompt_tokens), held)
-        rows.append(kept)
-    line = (
-        f"half of {gaps.count:,} gaps last up to {time(gaps.p50)}, 90 % up to {time(gaps.p90)}, "
-        f"99 % up to {time(gaps.p99)}"
-    )
+    if found:
+        columns += (">of prompts found", ">held on average")
+        series["prompt tokens found"] = tuple(
+            100 * (row.repeated_tokens or 0) / max(1, report.prompt_tokens)
+            for row in report.keeping
+        )
     return Section(
         title="Gaps between turns against how long KV is kept",
-        lines=(line,),
+        lines=tuple(lines),
         columns=columns,
-        rows=tuple(rows),
+        rows=tuple(_keeping(row, report.prompt_tokens) for row in report.keeping),
         plots=(
             Plot(
-                title="Gaps that are no longer than KV is kept",
+                title="What keeping KV for so long would catch",
                 unit="%",
+                axis="KV kept after its last use",
                 labels=tuple(time(row.keep_s) for row in report.keeping),
-                series={"gaps": tuple(100 * (row.gaps_share or 0.0) for row in report.keeping)},
+                series=series,
             ),
         ),
     )
+
+
+def _keeping(row: Keeping, prompt_tokens: int) -> tuple[Cell, ...]:
+    cells: tuple[Cell, ...] = (time(row.keep_s), f"{row.gaps_share or 0.0:.1%}")
+    if row.repeated_tokens is not None:
+        held = size(row.mean_bytes) if row.mean_bytes is not None else ""
+        cells += (share(row.repeated_tokens, prompt_tokens), held)
+    return cells

@@ -23,7 +23,7 @@ from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.groups import Shares, Times
 from kvferry.replay.advise.offers import Offers
 from kvferry.replay.advise.rates import Rates
-from kvferry.replay.advise.report import Keeping, Report
+from kvferry.replay.advise.report import WITH, WITHOUT, Keeping, Report
 from kvferry.replay.advise.requests import KEEP_S
 from kvferry.replay.advise.savings import Savings
 from kvferry.replay.advise.spread import Values
@@ -46,8 +46,9 @@ class LedgerStudy:
         self._turns = Turns(self._turn)
         self._savings = Savings(costs)
         self._shares = Shares(reused=True)
-        self._times = Times((COMPUTED, OWN_CACHE, PULLED))
+        self._times = Times((WITHOUT, WITH, COMPUTED, OWN_CACHE, PULLED))
         self._gaps = Values()
+        self._turn_bytes = Values()
         self._sessions: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By name: turns, end of the last one in ms, tokens of its prompt and answer."""
         self._named = self._unnamed = 0
@@ -97,7 +98,7 @@ class LedgerStudy:
         if part is None or not part.ended.prompt_tokens:
             return
         ended = part.ended
-        self._savings.add(part, self._granted(part) - ended.local_tokens)
+        longer_s, shorter_s = self._savings.add(part, self._granted(part) - ended.local_tokens)
         number, before = self._place(turn, ended)
         reused = min(ended.local_tokens + ended.pulled_tokens, ended.prompt_tokens)
         repeated = max(reused, self._known(part, before))
@@ -111,9 +112,14 @@ class LedgerStudy:
             self._hits[how] += 1
         if not ended.pulled_tokens:
             self._miss(part)
-        ttft_ms = turn.ttft_ms or ended.ttft_ms
-        if ttft_ms > 0:
-            self._times.add(ended.prompt_tokens, how, ttft_ms / 1_000.0)
+        ttft_s = (turn.ttft_ms or ended.ttft_ms) / 1_000.0
+        if ttft_s > 0:
+            self._times.add(ended.prompt_tokens, how, ttft_s)
+            self._times.add(ended.prompt_tokens, WITHOUT, max(0.0, ttft_s + longer_s))
+            self._times.add(ended.prompt_tokens, WITH, max(0.0, ttft_s - shorter_s))
+        size = sum(self._moved(part) for part in turn.parts)
+        if size:
+            self._turn_bytes.add(size)
 
     def _place(self, turn: TurnRecord, ended: RequestEnded) -> tuple[int, int]:
         """The turn's number in its session, and the tokens that the turn before left."""
@@ -145,6 +151,12 @@ class LedgerStudy:
             return 0
         tokens = part.asked.granted * self._rates.block_tokens(part.space, part.node)
         return min(tokens, part.ended.prompt_tokens - 1)
+
+    def _moved(self, part: Part) -> int:
+        """Bytes that came or would have come to an engine for a turn."""
+        if part.asked is None:
+            return 0
+        return part.pull_bytes or self._rates.would_pull(part.space, part.node, part.asked) or 0
 
     def _miss(self, part: Part) -> None:
         word = _miss_of(part).partition("@")[0] or "not told"
@@ -195,6 +207,7 @@ class LedgerStudy:
             misses=dict(self._misses.most_common()),
             kept=self._offers.rows(),
             bytes_per_turn=self._rates.bytes / self._count if self._count else 0.0,
+            turn_bytes=self._turn_bytes.spread() if self._turn_bytes.count else None,
             links=links,
             ttft=self._times.rows(),
             ttft_measured=True,
@@ -220,7 +233,8 @@ class LedgerStudy:
             "unless a request told where its prompt diverged, it is taken that a session's prompt "
             "begins with the one before and its answer",
             "what a pull spares is its predicted time to compute, or without a prediction that of "
-            "as many tokens on average, less the time that it took",
+            "as many tokens on average, less the time that it took; of the TTFT without reuse and "
+            "with it one is measured, the other differs from it by that",
         ]
         if observed:
             told.append(

@@ -23,6 +23,8 @@ class Part(msgspec.Struct, kw_only=True):
     asked: Requested | None = None
     pull_ms: float = 0.0
     """What its transfers took."""
+    pull_bytes: int = 0
+    """What they brought from other nodes."""
     arrived: bool = False
 
 
@@ -61,6 +63,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 class _Asked(msgspec.Struct):
     event: Requested
     pull_ms: float = 0.0
+    pull_bytes: int = 0
     arrived: bool = False
 
 
@@ -83,7 +86,9 @@ class Turns:
         """A request was admitted; what it wanted belongs to its end."""
         key = (space, node, event.request)
         before = self._asked.pop(key, None)
-        self._asked[key] = _Asked(event, before.pull_ms if before is not None else 0.0)
+        self._asked[key] = (
+            _Asked(event, before.pull_ms, before.pull_bytes) if before else _Asked(event)
+        )
         if len(self._asked) > self._max:
             self._asked.popitem(last=False)
 
@@ -93,6 +98,8 @@ class Turns:
         if asked is not None:
             asked.pull_ms += max(0.0, event.total_ms)
             asked.arrived = isinstance(event, Transferred)
+            if isinstance(event, Transferred) and event.source != node:
+                asked.pull_bytes += event.bytes
 
     def ended(self, space: str, node: str, event: RequestEnded, stored_ms: int) -> None:
         """A request ended on an engine."""
@@ -103,7 +110,8 @@ class Turns:
         asked = self._asked.pop((space, node, event.request), None)
         part = Part(space=space, node=node, ended=event, ended_ms=stored_ms)
         if asked is not None:
-            part.asked, part.pull_ms, part.arrived = asked.event, asked.pull_ms, asked.arrived
+            part.asked, part.arrived = asked.event, asked.arrived
+            part.pull_ms, part.pull_bytes = asked.pull_ms, asked.pull_bytes
         turn.parts.append(part)
         self._bound()
 
