@@ -4,88 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.unit.node_agent.support import SPACE, settings, until
+from tests.unit.node_agent.plan_support import REQUEST, Ask, announce, client, freeze, serve
+from tests.unit.node_agent.support import until
 
-from kvferry.core.messages import (
-    ANNOUNCE_SUBJECT,
-    Announce,
-    PlanAnswer,
-    PlanRequest,
-    encode,
-    plan_subject,
-)
+from kvferry.core.messages import PlanAnswer, encode, plan_subject
 from kvferry.ledger.memory import MemoryLog
-from kvferry.node.plans.client import PlanClient
-from kvferry.node.plans.replicas import Breaker, Replicas
 from kvferry.ports.log import Reply
-
-REQUEST = PlanRequest(
-    space=SPACE, node="p0", hashes=b"", stride=1, block_size=16, prompt_tokens=100
-)
-
-
-class Ask:
-    """One ask and what became of it."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[PlanAnswer | None, str]] = []
-        self.threads: list[threading.Thread] = []
-        self.ended = asyncio.Event()
-
-    def done(self, answer: PlanAnswer | None, miss: str) -> None:
-        self.calls.append((answer, miss))
-        self.threads.append(threading.current_thread())
-        self.ended.set()
-
-    async def result(self) -> tuple[PlanAnswer | None, str]:
-        async with asyncio.timeout(30):
-            await self.ended.wait()
-        assert len(self.calls) == 1
-        return self.calls[0]
-
-
-@asynccontextmanager
-async def client(bus: MemoryLog, **changes: object) -> AsyncIterator[PlanClient]:
-    plans = PlanClient(settings("nats://127.0.0.1:1", **changes))
-    plans.open(asyncio.get_running_loop())
-    plans.use(bus)
-    stop = await bus.subscribe(ANNOUNCE_SUBJECT, plans.announced)
-    try:
-        yield plans
-    finally:
-        await plans.close()
-        await stop()
-        await bus.close()
-
-
-async def announce(bus: MemoryLog, plans: PlanClient, *replicas: str) -> None:
-    for replica in replicas:
-        message = Announce(replica=replica, term=1, leader=False, position=1)
-        await bus.publish(ANNOUNCE_SUBJECT, encode(message))
-    await until(
-        lambda: len(plans._replicas.live(asyncio.get_running_loop().time())) == len(replicas),
-        "the replicas are known",
-    )
-
-
-async def serve(bus: MemoryLog, replica: str, counter: list[str]) -> None:
-    async def handle(subject: str, data: bytes, reply: Reply | None) -> None:
-        counter.append(replica)
-        assert reply is not None
-        await reply(encode(PlanAnswer(replica=replica, position=7)))
-
-    await bus.subscribe(plan_subject(replica), handle)
-
-
-async def freeze(bus: MemoryLog, replica: str, counter: list[str]) -> None:
-    async def handle(subject: str, data: bytes, reply: Reply | None) -> None:
-        counter.append(replica)
-
-    await bus.subscribe(plan_subject(replica), handle)
 
 
 async def test_an_answer_comes_once_and_on_the_agents_thread() -> None:
@@ -170,28 +97,6 @@ async def test_an_answer_that_cannot_be_decoded_is_none() -> None:
         assert await ask.result() == (None, "no_coordinator")
 
 
-async def test_the_deadline_holds_and_failures_open_the_breaker() -> None:
-    bus, asked = MemoryLog(), []
-    async with client(bus, plan_deadline_ms=30.0, breaker_failures=3, breaker_open_s=0.3) as plans:
-        await freeze(bus, "c1", asked)
-        await announce(bus, plans, "c1")
-        for _ in range(3):
-            ask = Ask()
-            plans.ask(REQUEST, ask.done)
-            assert await ask.result() == (None, "plan_late")
-        assert not plans.available()
-        refused = Ask()
-        plans.ask(REQUEST, refused.done)
-        assert await refused.result() == (None, "no_coordinator")
-        assert len(asked) == 3
-        await until(plans.available, "the breaker lets one try")
-        trial = Ask()
-        plans.ask(REQUEST, trial.done)
-        assert await trial.result() == (None, "plan_late")
-        assert not plans.available()
-        assert len(asked) == 4
-
-
 async def test_a_late_answer_after_the_deadline_does_not_count_twice() -> None:
     bus = MemoryLog()
     release = asyncio.Event()
@@ -259,34 +164,3 @@ async def test_a_failing_callback_harms_nobody(caplog: pytest.LogCaptureFixture)
         plans.ask(REQUEST, ask.done)
         assert (await ask.result())[0] is not None
         assert "callback failed" in caplog.text
-
-
-def test_a_silent_replica_is_not_asked_and_its_pace_is_forgotten() -> None:
-    replicas = Replicas(silent_s=3.0)
-    replicas.heard("c1", 0.0)
-    replicas.heard("c2", 0.0)
-    replicas.took("c1", 100.0)
-    assert replicas.live(1.0) == ["c2", "c1"]
-    replicas.heard("c2", 3.0)
-    assert replicas.live(3.5) == ["c2"]
-    assert replicas.any_live(5.9)
-    assert not replicas.any_live(6.1)
-    replicas.heard("c1", 8.0)
-    replicas.heard("c2", 8.0)
-    replicas.took("c2", 5.0)
-    assert replicas.live(8.0) == ["c1", "c2"]
-
-
-def test_the_breaker_lets_exactly_one_try() -> None:
-    breaker = Breaker(failures=2, open_s=1.0)
-    breaker.failed(0.0)
-    assert breaker.enter(0.0)
-    breaker.failed(0.0)
-    assert not breaker.closed(0.5)
-    assert breaker.enter(1.5)
-    assert not breaker.enter(1.5)
-    breaker.abandoned()
-    assert breaker.enter(1.6)
-    breaker.succeeded()
-    assert breaker.enter(1.6)
-    assert breaker.enter(1.6)

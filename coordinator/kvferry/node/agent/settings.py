@@ -39,9 +39,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     plans_max: int = 1024
     """Plans that may be asked for at the same time."""
     breaker_failures: int = 5
-    """So many plans in a row without an answer open the breaker ..."""
+    """So many plans in a row without an answer open the breaker, each asked after the last one
+    failed ..."""
     breaker_open_s: float = 2.0
-    """... for so long."""
+    """... for so long at the most, and for an eighth of it at first."""
     replica_silent_s: float = 3.0
     """A coordinator replica that was not heard for so long is not asked."""
     heartbeat_s: float = 1.0

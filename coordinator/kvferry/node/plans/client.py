@@ -25,6 +25,8 @@ logger = logging.getLogger("kvferry.node")
 
 NO_COORDINATOR = "no_coordinator"
 PLAN_LATE = "plan_late"
+OWN_LATE_S = 0.01
+"""Who notices a deadline so much later stood still itself: that says nothing of the replicas."""
 LATER_MAX = 1_024
 """Requests that wait for their turn at a time."""
 
@@ -141,6 +143,10 @@ class PlanClient:
 
     def _begin(self, request: PlanRequest, done: Done, asked_s: float) -> None:
         now_s = time.monotonic()
+        deadline_s = asked_s + self._settings.plan_deadline_ms / 1000
+        if now_s >= deadline_s:
+            _finish(done, None, PLAN_LATE)
+            return
         bus = self._bus
         replicas = self._replicas.live(now_s)
         if bus is None or not bus.connected() or not replicas or not self._breaker.enter(now_s):
@@ -150,7 +156,6 @@ class PlanClient:
             self._breaker.abandoned()
             _finish(done, None, PLAN_LATE)
             return
-        deadline_s = asked_s + self._settings.plan_deadline_ms / 1000
         call = partial(self._call, bus, encode(request), deadline_s)
         hedge = Hedge(call, replicas)
         task = asyncio.get_running_loop().create_task(
@@ -158,7 +163,7 @@ class PlanClient:
         )
         self._open.add(task)
         # The callback also runs for a task that was cancelled before its first step.
-        task.add_done_callback(partial(self._ended, hedge, done))
+        task.add_done_callback(partial(self._ended, hedge, done, now_s, deadline_s))
 
     async def _plan(self, hedge: Hedge, deadline_s: float) -> str:
         """Run one ask; returns its miss word, empty with an answer."""
@@ -172,7 +177,9 @@ class PlanClient:
             await hedge.close()
         return "" if hedge.answer is not None else miss
 
-    def _ended(self, hedge: Hedge, done: Done, task: asyncio.Task[str]) -> None:
+    def _ended(
+        self, hedge: Hedge, done: Done, begun_s: float, deadline_s: float, task: asyncio.Task[str]
+    ) -> None:
         self._open.discard(task)
         if task.cancelled():
             self._breaker.abandoned()
@@ -182,8 +189,12 @@ class PlanClient:
         if error is not None:
             logger.error("a plan failed; the request recomputes", exc_info=error)
         miss = NO_COORDINATOR if error is not None else task.result()
+        now_s = time.monotonic()
         if miss:
-            self._breaker.failed(time.monotonic())
+            if now_s > deadline_s + OWN_LATE_S:
+                self._breaker.abandoned()
+            else:
+                self._breaker.failed(begun_s, now_s)
             _finish(done, None, miss)
         else:
             self._breaker.succeeded()

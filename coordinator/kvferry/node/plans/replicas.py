@@ -10,6 +10,9 @@ REPLICAS_MAX = 64
 NEW_SHARE = 0.2
 """Weight of a new latency in a replica's running mean."""
 
+OPEN_FIRST = 8
+"""A breaker opens for this part of its longest time at first."""
+
 
 class _Replica(msgspec.Struct):
     heard_s: float
@@ -62,15 +65,22 @@ class Replicas:
 class Breaker:
     """Stops asking after failures in a row, then lets one ask try again.
 
+    Asks that were under way together fail together when anything between them and an answer
+    stands still for a moment: that is one failure, not several. And the first opening is short,
+    for refusing costs plans that could have been answered, while a failure costs one deadline.
+
     Args:
-        failures: so many in a row open it.
-        open_s: for so long; then one ask goes through, and its outcome decides.
+        failures: so many in a row, each asked after the last one had failed, open it.
+        open_s: for so long at the most; the first time for an eighth of it, then twice as long
+            as before. Then one ask goes through, and its outcome decides.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._failures_max = failures
-        self._open_s = open_s
+        self._open_max_s = open_s
         self._failures = 0
+        self._failed_s = float("-inf")
+        self._open_s = open_s / OPEN_FIRST
         self._open_until_s = float("-inf")
         self._trying = False
 
@@ -88,15 +98,20 @@ class Breaker:
     def succeeded(self) -> None:
         """An ask was answered."""
         self._failures = 0
+        self._open_s = self._open_max_s / OPEN_FIRST
         self._trying = False
         self._open_until_s = float("-inf")
 
-    def failed(self, now_s: float) -> None:
-        """An ask was not answered."""
+    def failed(self, asked_s: float, now_s: float) -> None:
+        """An ask that was made at ``asked_s`` was not answered."""
+        if asked_s < self._failed_s:
+            return
         self._failures += 1
+        self._failed_s = now_s
         self._trying = False
         if self._failures >= self._failures_max:
             self._open_until_s = now_s + self._open_s
+            self._open_s = min(self._open_max_s, 2 * self._open_s)
 
     def abandoned(self) -> None:
         """An ask ended without telling anything about the replicas."""
