@@ -115,7 +115,8 @@ class SlotsUnavailable(SlotError):
     """Nobody can lend a slot now.
 
     Attributes:
-        reason: ``no_coordinator``, ``not_registered``, ``drained``, ``unsure`` or ``too_many``.
+        reason: ``no_coordinator``, ``not_registered``, ``drained``, ``unsure`` (to be seen idle
+            first) or ``in_use`` (by a request of that name).
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvferry.core.decision import NOTHING, Decision
-from kvferry.core.events import SlotChanged
+from kvferry.core.events import AnyEvent, SlotChanged
 from kvferry.core.slots import (
     ABANDONED,
     CONFIRMED,
@@ -14,6 +16,7 @@ from kvferry.core.slots import (
     FREE,
     GRANT,
     OPENED,
+    REFUSED,
     REGISTERED,
     SLOT_TABLE,
     UNSURE,
@@ -71,7 +74,7 @@ def _name(space: SpaceState, command: NameSlot) -> Decision:
         idle_limit_ms=node.idle_limit_ms,
         who=command.who,
     )
-    return Decision(events=((command.space, event),))
+    return Decision(events=_stored(command.space, event))
 
 
 def _drain(space: SpaceState, command: DrainSlot) -> Decision:
@@ -86,22 +89,30 @@ def _drain(space: SpaceState, command: DrainSlot) -> Decision:
         change=DRAINED if command.drained else OPENED,
         who=command.who,
     )
-    return Decision(events=((command.space, event),))
+    return Decision(events=_stored(command.space, event))
 
 
 def _lend(space: SpaceState, command: LendSlot, now_ms: int) -> Decision:
     slots = space.slots
-    if any(one.request == command.request for one in held_by(slots, command.holder)):
-        return NOTHING  # the answer got lost; the lease is the answer
+    mine = held_by(slots, command.holder)
+    has = next((one for one in mine if one.request == command.request), None)
+    over: tuple[SlotChanged, ...] = ()
+    if has is not None:
+        if command.number <= has.number:
+            return NOTHING  # the answer got lost; the lease is the answer
+        if (has.phase, REFUSED) not in SLOT_TABLE:
+            return _no("in_use", f"{held(has)} already")
+        # Who asks anew never heard of that lease, and what it says from now on is of another one.
+        over = (_about(space, has, REFUSED, "its router never heard of the lease"),)
     known = [slots.nodes[name] for name in command.candidates if name in slots.nodes]
-    if not known:
-        return _unknown(space, command.candidates)
-    free = next((one for one in known if one.phase == FREE and not one.drained), None)
-    if free is None:
-        return _none_free(known, now_ms)
-    event = SlotChanged(
+    free = (one for one in known if not one.drained and (one.phase == FREE or one is has))
+    chosen = next(free, None)
+    if chosen is None:
+        refusal = _none_free(known, now_ms) if known else _unknown(space, command.candidates)
+        return msgspec.structs.replace(refusal, events=_stored(command.space, *over))
+    grant = SlotChanged(
         term=space.term,
-        node=free.node.name,
+        node=chosen.node.name,
         change=GRANT,
         fence=slots.fence + 1,
         holder=command.holder,
@@ -110,16 +121,15 @@ def _lend(space: SpaceState, command: LendSlot, now_ms: int) -> Decision:
         number=command.number,
         waited_ms=command.waited_ms,
     )
-    return Decision(events=((command.space, event),))
+    return Decision(events=_stored(command.space, *over, grant))
 
 
 def _none_free(known: list[SlotState], now_ms: int) -> Decision:
     working = [one for one in known if not one.drained]
     if not working:
         return _no("drained", ", ".join(f"node {one.node.name} is drained" for one in known))
-    if all(one.phase == UNSURE for one in working):
-        return _no("unsure", "; ".join(held(one, now_ms) for one in working))
-    return _no("busy", "; ".join(held(one, now_ms) for one in working))
+    reason = "unsure" if all(one.phase == UNSURE for one in working) else "busy"
+    return _no(reason, "; ".join(held(one, now_ms) for one in working))
 
 
 def _change(space: SpaceState, command: ChangeSlot) -> Decision:
@@ -145,17 +155,25 @@ def _change(space: SpaceState, command: ChangeSlot) -> Decision:
     allowed = (*ENDS, CONFIRMED, ABANDONED)
     if command.change not in allowed or (slot.phase, command.change) not in SLOT_TABLE:
         return _no("phase", f"{command.change!r} does not fit: node {held(slot)}")
-    event = SlotChanged(
+    return Decision(events=_stored(command.space, _about(space, slot, command.change, command.why)))
+
+
+def _about(space: SpaceState, slot: SlotState, change: str, why: str) -> SlotChanged:
+    """A change of the lease that a slot has."""
+    return SlotChanged(
         term=space.term,
-        node=command.node,
-        change=command.change,
+        node=slot.node.name,
+        change=change,
         fence=slot.fence,
         holder=slot.holder,
         request=slot.request,
         session=slot.session,
-        why=command.why,
+        why=why,
     )
-    return Decision(events=((command.space, event),))
+
+
+def _stored(space: str, *events: SlotChanged) -> tuple[tuple[str, AnyEvent], ...]:
+    return tuple((space, event) for event in events)
 
 
 def _unknown(space: SpaceState, names: tuple[str, ...]) -> Decision:

@@ -36,7 +36,8 @@ class RegisterSlots(msgspec.Struct, frozen=True, kw_only=True, tag="register"):
 
 
 class AcquireSlot(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
-    """Lend the first of these nodes that is free. Known by (holder, request)."""
+    """Lend the first of these nodes that is free. Sent again with the same number it has the same
+    answer; with a higher one the lease of a lower one ends, for its holder never heard of it."""
 
     holder: str
     """One router process: its name and incarnation."""
@@ -88,13 +89,17 @@ class SlotAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the replica says.
 
     ``verdict``: ``granted`` | ``busy`` | ``unavailable`` to :class:`AcquireSlot`, ``done`` |
-    ``refused`` to the others, ``not_leader`` where somebody else decides or nobody yet.
+    ``refused`` to the others; to all of them ``unavailable`` where the ledger does not answer, and
+    ``not_leader`` where somebody else decides or nobody yet.
     """
 
     replica: str
     verdict: str
     why: str = ""
     """In plain words: who holds what since when, or what is wrong."""
+    reason: str = ""
+    """The stable word for ``why``: one of :data:`kvferry.core.decision.SLOT_REFUSALS`, or
+    ``ledger`` where the decision could not be stored."""
     leader: str = ""
     """With ``not_leader``: whom to ask; empty while it is not settled."""
     node: SlotNode | None = None

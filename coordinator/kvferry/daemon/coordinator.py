@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 
 from kvferry.core.effects import Effect
 from kvferry.core.messages import HEARTBEATS, REPLICAS_SUBJECT, plan_subject, query_subject
+from kvferry.core.slots_messages import slots_subject
 from kvferry.daemon.advice import AdviceTeller
 from kvferry.daemon.announcing import Announcer
 from kvferry.daemon.checkpoints import Checkpoints
 from kvferry.daemon.decisions import Decider
+from kvferry.daemon.draining import Draining
 from kvferry.daemon.held import HeldTeller
 from kvferry.daemon.liveness import LAG_MAX_MS, Liveness
 from kvferry.daemon.plans import PlanService
@@ -22,6 +24,8 @@ from kvferry.daemon.projector import Projector
 from kvferry.daemon.queries import Queries
 from kvferry.daemon.report import live_report
 from kvferry.daemon.settings import CoordinatorSettings
+from kvferry.daemon.slot_timers import SlotTimers
+from kvferry.daemon.slots import SlotService
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.daemon.tasks import Tasks
 from kvferry.errors import LedgerError
@@ -97,7 +101,12 @@ class Coordinator:
             self.decider,
             leader_wait_s=2 * self.settings.takeover_after_s,
         )
-        self.queries = Queries(self.projector, policies, lambda: live_report(self))
+        self.slot_timers = SlotTimers(self.projector, self.standing, self.decider)
+        self.slots = SlotService(
+            log_port, self.projector, self.standing, self.decider, bus, self.slot_timers
+        )
+        draining = Draining(self.projector, self.decider, policies)
+        self.queries = Queries(self.projector, policies, draining, lambda: live_report(self))
         self.tasks = Tasks()
         self.bus = bus
         self._stop = asyncio.Event()
@@ -125,6 +134,7 @@ class Coordinator:
             self.tasks.start("tick", self._tick_always)
             self.tasks.start("held", self.held.run)
             self.tasks.start("advice", self.advice.run)
+            self.tasks.start("slots", self.slots.run)
             self.tasks.start("checkpoints", self._checkpoint_always)
             await self._stop.wait()
         finally:
@@ -154,7 +164,11 @@ class Coordinator:
         # Nodes that knew an earlier process of this name ask at once; from a state that is still
         # being folded they would hear that they have not joined.
         await self.projector.level.wait()
-        await self._listen([*subjects, (plan_subject(self.replica), self.plans.handle)])
+        subjects += [
+            (plan_subject(self.replica), self.plans.handle),
+            (slots_subject(self.replica), self.slots.handle),
+        ]
+        await self._listen(subjects)
         self.announcer.listening.set()
 
     async def _listen(self, subjects: list[tuple[str, Handler]]) -> None:
@@ -176,6 +190,7 @@ class Coordinator:
         """Lag, leadership, silence."""
         if not self.bus.connected():
             await self.liveness.check()
+            self.slot_timers.check(connected=False)
             return
         try:
             await self.projector.measure()
@@ -185,6 +200,7 @@ class Coordinator:
         if not self.projector.level.is_set() or self.projector.lag_ms() > LAG_MAX_MS:
             return
         await self._lead_spaces()
+        self.slot_timers.check(connected=True)
         await self.liveness.check()
 
     async def _lead_spaces(self) -> None:
@@ -195,6 +211,7 @@ class Coordinator:
             return
         if not was:
             self.liveness.restart()
+            self.slot_timers.restart()
             await self.announcer.tell_all()
         for name in list(spaces):
             if self.decider.leads(name):
@@ -229,3 +246,4 @@ class Coordinator:
             await unsubscribe()
         self._unsubscribe.clear()
         await self.queries.close()
+        await self.slot_timers.close()

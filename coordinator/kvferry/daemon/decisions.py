@@ -94,8 +94,16 @@ class Decider:
         async with self._lock(space):
             await self._bounded(self._retrying(space, None))
 
-    async def command(self, space: str, command: Command) -> Decision:
+    async def command(
+        self, space: str, command: Command | None, *, certain: bool = False
+    ) -> Decision:
         """Decide a command, store its events, and perform its effects.
+
+        Args:
+            space: whose state is decided on.
+            command: what to decide; None only makes ``certain`` that the state is the present one.
+            certain: where nothing is to be stored, look whether another leader has stored
+                something meanwhile. Then that nothing was stored says as much as if it had been.
 
         Returns:
             the decision as it was stored; without events if the state made the command moot.
@@ -105,7 +113,7 @@ class Decider:
             LedgerError: the ledger does not take it; it may be stored all the same.
         """
         async with self._lock(space):
-            decision = await self._bounded(self._retrying(space, command))
+            decision = await self._bounded(self._retrying(space, command, certain))
         for effect in decision.effects:
             await self._perform(effect)
         return decision
@@ -128,16 +136,20 @@ class Decider:
                 "ledger with `kvferry doctor`"
             ) from None
 
-    async def _retrying(self, space: str, command: Command | None) -> Decision:
+    async def _retrying(
+        self, space: str, command: Command | None, certain: bool = False
+    ) -> Decision:
         for _ in range(CONFLICTS_MAX):
             try:
                 await self._hold(space)
-                if command is None:
-                    return Decision()
-                decision = decide(self._projector.state, command, self._now_ms())
+                decision = Decision()
+                if command is not None:
+                    decision = decide(self._projector.state, command, self._now_ms())
                 events = tuple(event for _, event in decision.events)
                 if events:
                     await self._append(space, self._held[space][0], events)
+                elif certain:
+                    await self._check(space)
                 return decision
             except WrongLastSequence:
                 self.conflicts += 1
@@ -224,6 +236,16 @@ class Decider:
         self._held[space] = (term, seq)
         await self._projector.reached(seq, self._timeout_s)
         self.decided += len(events)
+
+    async def _check(self, space: str) -> None:
+        """
+        Raises:
+            WrongLastSequence: another leader has decided since.
+        """
+        last = await self._log.last_of_subject(coord_subject(space))
+        if last is None or last.seq != self._held[space][1]:
+            self._forget(space)
+            raise WrongLastSequence(f"another coordinator wrote for space {space}")
 
     def _forget(self, space: str) -> None:
         """Look again before the next decision; the term stays, to know a namesake's from ours."""

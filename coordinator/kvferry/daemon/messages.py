@@ -14,7 +14,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     ``verb``: ``status``, ``spaces``, ``digest`` (``position``: wait until the state has reached
     it), ``pause``, ``resume``, ``observe`` (``space`` empty: every space; ``node`` empty: every
-    node of the space).
+    node of the space), ``drain``, ``undrain`` (``node``: a decode node).
     """
 
     verb: str

@@ -43,7 +43,7 @@ class Policies:
         spaces = self._spaces(query)
         if isinstance(spaces, Failure):
             return spaces
-        waited = await self._until_leading()
+        waited = await self.until_leading()
         if waited is not None:
             return waited
         done: list[Answer] = []
@@ -91,7 +91,7 @@ class Policies:
         joined = [name for name in having if known[name].nodes[query.node].status == JOINED]
         return joined or having
 
-    async def _until_leading(self) -> Failure | None:
+    async def until_leading(self) -> Failure | None:
         """A coordinator that just started leads within its takeover time; wait for that."""
         deadline = asyncio.get_running_loop().time() + self._leader_wait_s
         while not self._standing.leading:

@@ -47,6 +47,9 @@ class Projector:
         """Store time of the message at the state's position, 0 where that is not known."""
         self.loaded = False
         """Whether the first load is over: until then the state is empty because we are new."""
+        self.begun_late = False
+        """Whether the ledger begins behind what the fold could begin at: nobody knows any more what
+        was decided before."""
         self.level = asyncio.Event()
         """Set once the state was at the stream's end after a load: from then on it is only as old
         as messages take to come, and good enough to answer from."""
@@ -139,7 +142,8 @@ class Projector:
         found = await load_newest(self._log, self._objects, bounds)
         if found is not None:
             self.state, self.last_stored_ms = found
-        if self.state.position < bounds.first - 1:
+        self.begun_late = self.state.position < bounds.first - 1
+        if self.begun_late:
             skip_lost(self.state, bounds.first)
             self.last_stored_ms = 0
         self.index = ResidencyIndex.from_state(self.state)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from kvferry.core.digest import digest
+from kvferry.daemon.draining import DRAIN_VERBS, Draining
 from kvferry.daemon.messages import Answer, Failure, Query, decode_query, encode_answer
 from kvferry.daemon.policy import VERBS, Policies
 from kvferry.daemon.projector import Projector
@@ -30,11 +31,14 @@ class Queries:
     Each question runs as a task of its own, so that one which waits holds up no other.
     """
 
-    def __init__(self, projector: Projector, policies: Policies, live: Live) -> None:
+    def __init__(
+        self, projector: Projector, policies: Policies, draining: Draining, live: Live
+    ) -> None:
         self.answered = 0
         self.failed = 0
         self._projector = projector
         self._policies = policies
+        self._draining = draining
         self._live = live
         self._running: set[asyncio.Task[None]] = set()
 
@@ -68,9 +72,11 @@ class Queries:
                 return await self._digest(query)
             case verb if verb in VERBS:
                 return await self._policies.set(query)
+            case verb if verb in DRAIN_VERBS:
+                return await self._draining.set(query)
         return Failure(
             error=f"unknown question {query.verb!r}; known: status, spaces, digest, "
-            + ", ".join(VERBS),
+            + ", ".join((*VERBS, *DRAIN_VERBS)),
             reason="bad_query",
         )
 

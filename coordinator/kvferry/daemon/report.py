@@ -40,6 +40,11 @@ def live_report(coordinator: Coordinator) -> Answer:
             "stored": coordinator.decider.decided,
             "conflicts": coordinator.decider.conflicts,
         },
+        "slots": {
+            "answered": coordinator.slots.answered,
+            "malformed": coordinator.slots.malformed,
+            "said": dict(coordinator.slot_timers.said),
+        },
         "failures": dict(coordinator.tasks.failures),
         "checkpoint": None
         if last is None

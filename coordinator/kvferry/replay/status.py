@@ -7,10 +7,12 @@ from typing import Any
 
 from kvferry.core.accuracy import accuracy, of_transfers
 from kvferry.core.leases import HOST
+from kvferry.core.slots_state import Slots
 from kvferry.core.state import FENCED, JOINED, OPEN, NodeState, SpaceState, State
 from kvferry.ids import ROUTER_SPACE
 from kvferry.replay.causes import cause
 from kvferry.replay.retained import leases, sessions
+from kvferry.replay.slots import summarize_leases, summarize_slots
 
 MISSES_MAX = 8
 OPEN_TRANSFERS_MAX = 100
@@ -24,8 +26,8 @@ def summarize(state: State) -> Document:
     """The state as plain mappings, lists, numbers and strings.
 
     ``spaces`` maps a space's name to what :func:`summarize_space` gives; routers stand under
-    ``routers``. ``advice`` says in plain words what has to happen first where there is nothing
-    to show yet.
+    ``routers``, with the decode nodes that they lend. ``advice`` says in plain words what has to
+    happen first where there is nothing to show yet.
     """
     spaces = {
         name: summarize_space(space)
@@ -39,6 +41,8 @@ def summarize(state: State) -> Document:
         "routers": {
             "nodes": [] if routers is None else [_node(routers, n) for n in _by_name(routers)],
             "turns": 0 if routers is None else routers.totals.turns,
+            "slots": [] if routers is None else summarize_slots(routers.slots),
+            "leases": summarize_leases(Slots() if routers is None else routers.slots),
         },
         "quarantined": {
             "total": state.quarantined_total,

@@ -7,10 +7,11 @@ import logging
 from kvferry.core.apply import Applied, apply_batch, cross_hole, quarantine
 from kvferry.core.envelope import Batch, Position
 from kvferry.core.events import COORD
+from kvferry.core.slots_evolve import lose_sight
 from kvferry.core.state import State
 from kvferry.errors import CodecError, KVFerryError
 from kvferry.ledger.codec import decode
-from kvferry.ledger.subjects import parse
+from kvferry.ledger.subjects import coord_subject, parse
 from kvferry.ports.log import Stored
 
 log = logging.getLogger("kvferry.replay")
@@ -63,7 +64,7 @@ def step(state: State, stored: Stored) -> list[Applied]:
     try:
         applied = apply_batch(state, read_batch(stored), Position(stored.seq, stored.stored_ms))
     except KVFerryError as error:
-        quarantine(state, stored.seq, stored.subject, str(error))
+        _quarantine(state, stored, str(error))
         applied = []
     except Exception as error:
         log.exception(
@@ -72,7 +73,15 @@ def step(state: State, stored: Stored) -> list[Applied]:
             stored.seq,
             stored.subject,
         )
-        quarantine(state, stored.seq, stored.subject, f"{type(error).__name__}: {error}")
+        _quarantine(state, stored, f"{type(error).__name__}: {error}")
         applied = []
     state.position = stored.seq
     return applied
+
+
+def _quarantine(state: State, stored: Stored, why: str) -> None:
+    """Among decisions that cannot be read there may be leases of decode slots."""
+    quarantine(state, stored.seq, stored.subject, why)
+    for name, space in state.spaces.items():
+        if stored.subject == coord_subject(name):
+            lose_sight(space.slots, stored.seq)

@@ -74,10 +74,10 @@ class Pool(Ledger):
         return made
 
     def lend(self, request: str, *names: str, holder: str = "r.1", **more: Any) -> Decision:
-        command = LendSlot(
-            space=SPACE, holder=holder, number=1, request=request, candidates=names, **more
+        values: dict[str, Any] = {"number": 1, **more}
+        return self.do(
+            LendSlot(space=SPACE, holder=holder, request=request, candidates=names, **values)
         )
-        return self.do(command)
 
     def change(self, name: str, fence: int, change: str, holder: str = "r.1") -> Decision:
         return self.do(
@@ -178,6 +178,27 @@ def test_a_repeated_question_changes_nothing() -> None:
     for again in ("replied", "cancelled", "abandoned"):
         assert pool.change("t0", first.fence, again) == Decision()
     assert pool.change("t0", first.fence, "confirmed").reason == "fence"
+
+
+def test_who_asks_anew_never_heard_of_the_lease_that_it_has() -> None:
+    pool = Pool("t0", "t1")
+    granted(pool.lend("a", "t0", number=4))
+    assert pool.lend("a", "t0", number=3) == Decision(), "an earlier question that came late"
+    (_, over), (_, grant) = pool.lend("a", "t0", number=6).events
+    assert isinstance(over, SlotChanged)
+    assert isinstance(grant, SlotChanged)
+    assert (over.change, over.fence) == ("refused_before_admission", 1)
+    assert (grant.node, grant.fence, grant.number) == ("t0", 2, 6)
+    other = pool.lend("a", "t1", number=7)
+    assert [event.node for _, event in other.events] == ["t0", "t1"]  # type: ignore[union-attr]
+    assert pool.slot("t0").phase == FREE
+    pool.do(DrainSlot(space=SPACE, node="t1", drained=True))
+    drained = pool.lend("a", "t1", number=8)
+    assert (len(drained.events), drained.reason) == (1, "drained")
+    granted(pool.lend("a", "t0", number=9))
+    pool.change("t0", pool.slot("t0").fence, "confirmed")
+    refused = pool.lend("a", "t0", "t1", number=10)
+    assert (refused.reason, refused.events) == ("in_use", ())
 
 
 def test_fences_grow_over_all_nodes_and_an_older_one_ends_nothing() -> None:

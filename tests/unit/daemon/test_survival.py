@@ -232,7 +232,7 @@ async def test_it_starts_before_the_ledger_answers_and_stops_within_its_bound() 
     assert not coordinator.projector.loaded
     log.bounds = real  # type: ignore[method-assign]
     await until(lambda: coordinator.projector.loaded, "it loads once the ledger answers")
-    await until(lambda: len(log._listeners) == 4, "it answers plans too")
+    await until(lambda: len(log._listeners) == 5, "it answers plans and lends slots too")
     before = asyncio.all_tasks()
     await coordinator.stop()
     await task

@@ -2,7 +2,7 @@
 
 A router names the nodes it knows (:class:`SlotNode`), asks for one of them per request, and says
 how each lease ended. ``slots`` is anything that does :class:`Slots`; in a router a
-``kvferry.node.slots.client.SlotClient``::
+:class:`SlotClient`::
 
     slots = SlotClient(NodeSettings(nats_url=url, node="router-1"), incarnation=process_id)
     await slots.start()                                # on the loop that uses it; returns at once
@@ -31,8 +31,10 @@ from kvferry.core.slots import (
     SlotNode,
 )
 from kvferry.errors import SlotError, SlotLost, SlotsBusy, SlotsUnavailable
+from kvferry.node.slots.client import SlotClient
 from kvferry.node.slots.port import Slots
 from kvferry.node.slots.slot import Slot
+from kvferry.node.slots.timing import SlotTiming
 
 __all__ = [
     "CANCELLED",
@@ -40,9 +42,11 @@ __all__ = [
     "REFUSED",
     "REPLIED",
     "Slot",
+    "SlotClient",
     "SlotError",
     "SlotLost",
     "SlotNode",
+    "SlotTiming",
     "Slots",
     "SlotsBusy",
     "SlotsUnavailable",
