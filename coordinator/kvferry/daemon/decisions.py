@@ -182,7 +182,7 @@ class Decider:
             return
         # Where the stream has dropped every decision, a later leader's may have been among them.
         held = self._held.pop(space, None)
-        if held is not None and ours and known.term not in self._claimed.get(space, ()):
+        if held is not None and ours and self._newer(space, known.term, held[0]):
             self._standing.leading = False
             log.error(
                 "another coordinator also calls itself %s and took space %s; give each its own "
@@ -193,6 +193,11 @@ class Decider:
         if not self._standing.may_take(known.leader):
             raise NotLeader(known.leader)
         await self._elect(space, seq)
+
+    def _newer(self, space: str, term: int, held: int) -> bool:
+        """Whether a term that is led under our name is a living namesake's. An older one was led
+        by a process before us; our own election was not stored then."""
+        return term > held and term not in self._claimed.get(space, ())
 
     async def _elect(self, space: str, last: int) -> None:
         bounds = await self._log.bounds(FACTS_STREAM)

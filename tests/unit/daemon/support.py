@@ -35,7 +35,8 @@ from kvferry.daemon.messages import Query, decode_answer, encode_query
 from kvferry.daemon.settings import CoordinatorSettings
 from kvferry.ids import sample_stride, short_hashes
 from kvferry.ledger.codec import encode as encode_batch
-from kvferry.ledger.subjects import lane_subject
+from kvferry.ledger.memory import MemoryLog
+from kvferry.ledger.subjects import coord_subject, lane_subject
 from kvferry.ports.log import Reply
 
 SPACE = "model-0123456789ab"
@@ -237,3 +238,17 @@ def pulled(
             source=source,
         ),
     )
+
+
+async def intrude(log: MemoryLog, replica: str, term: int, event: object, seq: int = 1) -> None:
+    """Another process writes to the coord subject."""
+    batch = Batch(
+        space=SPACE,
+        node=replica,
+        incarnation="e" * 16,
+        epoch=term,
+        lane="coord",
+        seq=seq,
+        entries=(Entry(event=event),),  # type: ignore[arg-type]
+    )
+    await log.append(coord_subject(SPACE), encode_batch(batch), message_id=batch.message_id)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.daemon.support import SPACE, FakeNode, ask, quick, running, until
+from tests.unit.daemon.support import SPACE, FakeNode, ask, intrude, quick, running, until
 
 from kvferry.core.commands import SetPolicy
-from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import LeaderElected, NodeClosed, PolicySet
 from kvferry.core.messages import Announce
 from kvferry.daemon.standing import NotLeader, Standing
-from kvferry.errors import ConfigError, LedgerUnavailable
-from kvferry.ledger.codec import decode, encode
+from kvferry.errors import ConfigError
+from kvferry.ledger.codec import decode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.streams import StreamLimits
 from kvferry.ledger.subjects import coord_subject
@@ -26,20 +25,6 @@ async def decisions(log: MemoryLog) -> list[tuple[str, int, object]]:
         batch = decode(stored.data)
         found += [(batch.node, batch.epoch, entry.event) for entry in batch.entries]
     return found
-
-
-async def intrude(log: MemoryLog, replica: str, term: int, event: object, seq: int = 1) -> None:
-    """Another process writes to the coord subject."""
-    batch = Batch(
-        space=SPACE,
-        node=replica,
-        incarnation="e" * 16,
-        epoch=term,
-        lane="coord",
-        seq=seq,
-        entries=(Entry(event=event),),  # type: ignore[arg-type]
-    )
-    await log.append(coord_subject(SPACE), encode(batch), message_id=batch.message_id)
 
 
 async def test_the_election_stands_before_the_first_decision() -> None:
@@ -124,46 +109,6 @@ async def test_a_lead_is_taken_anew_where_the_stream_dropped_every_decision() ->
         assert coordinator.standing.leading
 
 
-class LateLog(MemoryLog):
-    """The first election gets lost on its way, and arrives just before the second."""
-
-    def __init__(self, limits: StreamLimits) -> None:
-        super().__init__(limits)
-        self.late: dict[str, object] | None = None
-        self.elections = 0
-
-    async def append(
-        self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
-    ) -> int:
-        if subject == coord_subject(SPACE):
-            self.elections += 1
-            if self.elections == 1:
-                self.late = {"message_id": message_id, "expected_last": expected_last, "data": data}
-                raise LedgerUnavailable("no answer")
-            if self.late is not None:
-                late, self.late = self.late, None
-                await super().append(subject, **late)  # type: ignore[arg-type]
-        return await super().append(
-            subject, data, message_id=message_id, expected_last=expected_last
-        )
-
-
-async def test_an_election_that_is_stored_late_is_no_namesakes() -> None:
-    log = LateLog(StreamLimits(facts_max_bytes=3_000))
-    node = FakeNode(log, "p0")
-    await node.join()
-    while (await log.bounds(FACTS_STREAM)).first == 1:
-        await node.facts(*[NodeClosed(incarnation="other")] * 20)
-    async with running(log, replica="c-a") as coordinator:
-        await until(lambda: log.elections == 1, "it stands for election")
-        # The stream grows, so that the next election is for another term.
-        await node.facts(NodeClosed(incarnation="other"))
-        await until(lambda: coordinator.decider.leads(SPACE), "it leads by the late one")
-        assert log.elections == 2
-        await ask(log, coordinator, verb="pause")
-        assert coordinator.standing.leading
-
-
 async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:
     log = MemoryLog()
     await FakeNode(log, "p0").join()
@@ -193,16 +138,6 @@ async def test_a_deposed_leader_decides_nothing_more_while_the_new_one_lives() -
         # It falls silent: the lead is taken back, with a higher term.
         await until(lambda: coordinator.decider.leads(SPACE), "it takes the lead back")
         assert coordinator.projector.state.spaces[SPACE].term == 8
-
-
-async def test_two_processes_of_one_replica_name_are_noticed() -> None:
-    log = MemoryLog()
-    await FakeNode(log, "p0").join()
-    async with running(log, replica="c-a") as coordinator:
-        await until(lambda: coordinator.decider.leads(SPACE), "it leads")
-        await intrude(log, "c-a", 5, LeaderElected(term=5, replica="c-a"))
-        with pytest.raises(NotLeader):
-            await coordinator.decider.command(SPACE, SetPolicy(space=SPACE, mode="paused"))
 
 
 async def test_one_replica_leads_several_spaces_without_colliding_message_ids() -> None:
