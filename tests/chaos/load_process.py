@@ -25,6 +25,9 @@ BLOCKS = 32
 ANSWERED = "answered"
 IDLE = "x0"
 OFFER_EVERY_S = 0.2
+TICK_MS = 5.0
+STALL_MS = 5.0
+"""The asking agent's thread counts as standing still when a timer comes so late."""
 FOUND_IN_A_ROW = 30
 
 
@@ -56,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Plans under way now."""
     states: dict[str, str]
     """Of all agents."""
+    stalls: list[tuple[float, float]]
+    """When the asking agent's own thread stood still, from and to."""
 
 
 class Load:
@@ -64,6 +69,8 @@ class Load:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._ended: list[Asked] = []
+        self._stalls: list[tuple[float, float]] = []
+        self._ticking = False
         self._begun = 0
         self._counted = 0
         self._outboxes = {"d0": Outbox(), "p0": Outbox(), IDLE: Outbox()}
@@ -112,7 +119,20 @@ class Load:
             asked=self._take(),
             open=self._begun - self._counted,
             states={name: agent.state for name, agent in self._agents.items()},
+            stalls=self._stalls_since(),
         )
+
+    def _tick(self, due_s: float) -> None:
+        """Again and again on the asking agent's thread, until it closes."""
+        now_s = time.monotonic()
+        if (now_s - due_s) * 1000 > STALL_MS:
+            self._stalls.append((due_s, now_s))
+        next_s = now_s + TICK_MS / 1000
+        self._agents["p0"].plans.later(TICK_MS, lambda: self._tick(next_s))
+
+    def _stalls_since(self) -> list[tuple[float, float]]:
+        stalls, self._stalls = self._stalls, []
+        return stalls
 
     def _take(self) -> list[Asked]:
         ended, self._ended = self._ended, []
@@ -143,6 +163,9 @@ class Load:
                 found = [one.node for one in answer.candidates] == ["d0"]
                 outcome = ANSWERED if found else answer.miss or "wrong"
             self._ended.append(Asked(at, took_ms, outcome, replica))
+            if not self._ticking:  # Here, for this is the agent's thread.
+                self._ticking = True
+                self._tick(time.monotonic())
 
         self._begun += 1
         self._agents["p0"].plans.ask(request, done)
