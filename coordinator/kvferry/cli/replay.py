@@ -17,6 +17,8 @@ from kvferry.cli.statepart import only
 from kvferry.cli.stateview import print_state, state_document
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
 from kvferry.errors import ConfigError
+from kvferry.ports.log import FACTS_STREAM
+from kvferry.replay.reading import message_at
 from kvferry.replay.steps.part import named
 
 
@@ -141,6 +143,9 @@ async def _show(
     async with open_log(nats, file) as log:
         with progress("folding") as report:
             state = await state_at(log, point, afresh=afresh, progress=report)
+        then = None
+        if point.seq is not None or file is not None:
+            then = await message_at(log, FACTS_STREAM, state.position)
     document = state_document(state)
     if nodes:
         document = only(document, named(state, nodes))
@@ -153,4 +158,5 @@ async def _show(
     elif as_json:
         print_document(document)
     else:
-        print_state(document, point.time_ms or now)
+        # Ages are those of the point that was asked for, and not of the day on which it was asked.
+        print_state(document, point.time_ms or (then.stored_ms if then is not None else now))

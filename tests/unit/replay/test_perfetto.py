@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cli.support import SPACE, converse
+from tests.unit.cli.support import SPACE, Writer, converse
 
+from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
+    COORD,
     Evicted,
+    Inventory,
+    NodeClosed,
+    NodeLeft,
     PinEnded,
     Requested,
     RequestEnded,
@@ -21,7 +26,9 @@ from kvferry.core.events import (
     Transferred,
 )
 from kvferry.errors import ConfigError
+from kvferry.ledger.codec import encode
 from kvferry.ledger.memory import MemoryLog
+from kvferry.ledger.subjects import coord_subject
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.perfetto.write import write_trace
 
@@ -152,6 +159,39 @@ async def test_what_overlaps_has_rows_of_its_own_and_tiers_are_apart(tmp_path: P
     faults = [one for one in read.instants if one["where"] == (SPACE, "p0", "faults")]
     assert [one["name"] for one in faults] == ["read: deadline"]
     assert "story" in faults[0]["notes"]
+
+
+async def test_what_a_node_kept_ends_with_it(tmp_path: Path) -> None:
+    """Given up, started again, closed, and after an inventory that does not list it."""
+    log = MemoryLog()
+    p, d = await converse(log)
+    own = Retained(offer="p.7", rev=1, tier="cache", count=3, tail=b"t" * 32, hashes=b"")
+    other = Retained(offer="p.8", rev=1, tier="cache", count=2, tail=b"t" * 32, hashes=b"")
+    await p.write(own, other)
+    await p.write(
+        Inventory(part=0, last=False, offers=(own,)), Inventory(part=1, last=True, offers=())
+    )
+    later = Writer(log, "p0", incarnation="2" * 16)
+    await later.join()
+    await later.write(Retained(offer="2.1", rev=1, tier="cache", count=1, tail=b"t" * 32,
+                               hashes=b""))  # fmt: skip
+    await later.write(NodeClosed(incarnation="2" * 16))
+    left = NodeLeft(term=1, node="d0", incarnation=d.incarnation, epoch=1)
+    batch = Batch(space=SPACE, node="c1", incarnation="c1", epoch=1, lane=COORD, seq=1,
+                  entries=(Entry(event=left),))  # fmt: skip
+    await log.append(coord_subject(SPACE), encode(batch), message_id="c1")
+    read = await drawn(log, tmp_path / "t.pftrace")
+    ended = {
+        (one["where"][1], one["name"]): one["notes"]["ended"]
+        for node in ("p0", "d0")
+        for one in read.of(SPACE, node, "offers")
+    }
+    assert ended == {
+        ("p0", "2 blocks"): "not in the inventory",
+        ("p0", "3 blocks"): "node_left",
+        ("p0", "1 blocks"): "node_closed",
+        ("d0", "8 blocks"): "node_left",
+    }
 
 
 async def test_a_pin_without_an_arrival_has_no_arrow_to_another(tmp_path: Path) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import msgspec
 
 from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
     NAMES,
+    AnyEvent,
     Evicted,
     Inventory,
     LinkProbed,
+    NodeClosed,
+    NodeJoined,
+    NodeLeft,
     PinEnded,
     Produced,
     Requested,
@@ -34,6 +40,7 @@ class _Kept(msgspec.Struct):
     begin_ms: float
     space: str
     node: str
+    incarnation: str
     event: Retained
 
 
@@ -44,6 +51,8 @@ class Drawing:
         self._packets = packets
         self._tracks = Tracks(packets)
         self._kept: dict[tuple[str, str, str], _Kept] = {}
+        self._listed: dict[tuple[str, str], set[str]] = {}
+        """By node: offers of an inventory whose last part is not there yet."""
         self._now_ms = 0.0
 
     def draw(self, stored: Stored, batch: Batch, entry: Entry) -> None:
@@ -61,8 +70,10 @@ class Drawing:
                 self._retained(batch, event, at_ms)
             case Evicted() as event if event.offer:
                 self._evicted(batch, event, at_ms)
-            case Produced() | Inventory():
+            case Produced():
                 return
+            case Inventory() as event:
+                self._inventory(batch, event, at_ms)
             case Requested() as event:
                 self._instant(batch, "plans", _plan(event), entry, at_ms)
             case TransferFailed() as event:
@@ -71,6 +82,7 @@ class Drawing:
                 self._instant(batch, "links", f"{event.backend} to {event.peer}", entry, at_ms)
             case event:
                 self._instant(batch, "life", NAMES[type(event)], entry, at_ms)
+                self._life(batch, event, at_ms)
 
     def finish(self) -> None:
         """What is still kept is drawn up to the end."""
@@ -124,7 +136,7 @@ class Drawing:
             self._draw_kept(known, at_ms, f"moved to {event.tier}")
         elif len(self._kept) >= OPEN_MAX:
             self._draw_kept(self._kept.pop(next(iter(self._kept))), at_ms, "too many to follow")
-        self._kept[key] = _Kept(at_ms, batch.space, batch.node, event)
+        self._kept[key] = _Kept(at_ms, batch.space, batch.node, batch.incarnation, event)
 
     def _evicted(self, batch: Batch, event: Evicted, at_ms: float) -> None:
         if event.keep:
@@ -132,6 +144,41 @@ class Drawing:
         kept = self._kept.pop((batch.space, batch.node, event.offer), None)
         if kept is not None:
             self._draw_kept(kept, at_ms, event.reason)
+
+    def _life(self, batch: Batch, event: AnyEvent, at_ms: float) -> None:
+        """A process that has gone keeps nothing any more."""
+        if isinstance(event, NodeClosed):
+            self._end(batch.space, batch.node, at_ms, "node_closed")
+        elif isinstance(event, NodeLeft):
+            self._end(batch.space, event.node, at_ms, "node_left")
+        elif isinstance(event, NodeJoined):
+            self._end(batch.space, batch.node, at_ms, "node_left", but_of=event.incarnation)
+
+    def _inventory(self, batch: Batch, event: Inventory, at_ms: float) -> None:
+        """All that a node keeps; what is not in it has ended unseen."""
+        node = (batch.space, batch.node)
+        listed = set() if event.part == 0 else self._listed.get(node, set())
+        for offer in event.offers:
+            listed.add(offer.offer)
+            self._retained(batch, offer, at_ms)
+        self._listed[node] = listed
+        if event.last:
+            self._end(*node, at_ms, "not in the inventory", but=self._listed.pop(node))
+
+    def _end(
+        self,
+        space: str,
+        node: str,
+        at_ms: float,
+        why: str,
+        *,
+        but: AbstractSet[str] = frozenset(),
+        but_of: str = "",
+    ) -> None:
+        """Draw what a node keeps up to now, but for some offers or those of one process."""
+        for key, kept in list(self._kept.items()):
+            if key[:2] == (space, node) and key[2] not in but and kept.incarnation != but_of:
+                self._draw_kept(self._kept.pop(key), at_ms, why)
 
     def _draw_kept(self, kept: _Kept, end_ms: float, why: str) -> None:
         kind = TIERS.get(kept.event.tier, kept.event.tier)
