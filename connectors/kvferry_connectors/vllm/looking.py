@@ -98,6 +98,8 @@ class Looker:
     def use_hint(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
         """Pin what a hint names; a hint whose tail is the prompt's own needs no answer."""
         proved = take_hint(tracked, pull, hint)
+        if self._plans.available():  # Else it is followed whatever was advised.
+            tracked.position = self._plans.advice.position
         if proved:
             # Equal tail hashes prove the whole prefix, so the answer needs no round trip; the
             # workers repeat this pin when the blocks are allocated.

@@ -69,11 +69,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """Coordinator to node.
+    """Coordinator to node, and operator to node.
 
     ``verb``: ``resync`` (begin a new epoch with an inventory), ``policy`` (``mode`` is in force;
     repeated with every heartbeat that is answered, so that a lost message heals), ``duplicate``
-    (a later process owns the name: stop publishing and say so).
+    (a later process owns the name: stop publishing and say so), ``tell`` (whoever audits asks what
+    the node holds; answered with :class:`Holdings`).
     """
 
     verb: str
@@ -83,6 +84,59 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     """Which process life of the name is meant; empty for all. Two processes of one name hear the
     same subject, so that ``duplicate`` must say which of them is to stop."""
+    after: str = ""
+    """With ``tell``: where the last answer ended (:attr:`Holdings.upto`); empty for the first."""
+
+
+class HeldOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An offer or lease as its node knows it."""
+
+    offer: str
+    rev: int
+    tier: str
+    count: int
+    tail: bytes = b""
+    """Short hash of its last block; empty where an eviction shortened it."""
+    lent: int = -1
+    """How many of its blocks the engine would grant now, each compared with what its pool holds;
+    -1 where that cannot be told: a lease, the host tier, or a change that is on its way."""
+
+
+class HeldPin(msgspec.Struct, frozen=True, kw_only=True):
+    """A pin that stands at its source."""
+
+    transfer: str
+    target: str
+    blocks: int
+
+
+class Holdings(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to whoever audits: a page of what it holds, exact at one position of its own record.
+
+    Offers and transfers are paged by :func:`held_key`, in its order. Each page is by itself exact,
+    at a position of its own, so that a busy node need not keep a copy for who asks.
+    """
+
+    space: str
+    node: str
+    incarnation: str
+    epoch: int
+    seq: int
+    """Sequence of the last event of the facts lane that is in what is told."""
+    after: str
+    """The page holds what comes after this key ..."""
+    upto: str
+    """... up to and including this one; empty where nothing comes after it."""
+    offers: tuple[HeldOffer, ...] = ()
+    transfers: tuple[str, ...] = ()
+    """Ids of transfers to this node that are open."""
+    pins: tuple[HeldPin, ...] = ()
+    """Pins that stand here, on the first page, as far as the node can tell."""
+
+
+def held_key(kind: str, name: str) -> str:
+    """Where an ``offer`` or ``transfer`` stands among all that a node holds."""
+    return f"{kind}:{name}"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +178,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the host tier of each node that has one, so that all come to the same keeper."""
     roles: dict[str, str] = {}
     """Roles of these nodes, where they have one."""
+    position: int = 0
+    """Stream sequence up to which the facts are in."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from kvferry.core.advising import pair_pays_from, saved
 from kvferry.core.applied import Applied
-from kvferry.core.cost import PrefillCost, link_cost, pays_from
 from kvferry.core.events import NodeJoined
-from kvferry.core.messages import SAVED_UNKNOWN, Advice, advice_subject, encode
+from kvferry.core.messages import Advice, advice_subject, encode
 from kvferry.core.retention_gaps import learned
 from kvferry.core.state import JOINED, SpaceState
 from kvferry.daemon.projector import Projector
@@ -71,6 +71,7 @@ class AdviceTeller:
             term = self._leads(name)
             if not term or name == ROUTER_SPACE:
                 continue
+            position = state.position  # What follows gives way to others, who fold on.
             hosting = [n for n in space.nodes.values() if n.host_blocks and n.status == JOINED]
             advice = Advice(
                 replica=self._replica,
@@ -80,6 +81,7 @@ class AdviceTeller:
                 pays_from=await pays(space) if self._weigh else {},
                 host_blocks={node.name: node.host_blocks for node in hosting},
                 roles={node.name: node.role for node in hosting if node.role},
+                position=position,
             )
             try:
                 await self._bus.publish(advice_subject(name), encode(advice))
@@ -99,41 +101,7 @@ async def pays(space: SpaceState) -> dict[str, int]:
     for looked, pair in enumerate(pairs, 1):
         if looked % SLICE == 0:
             await asyncio.sleep(0)
-        tokens = _pays_from(space, pair)
+        tokens = pair_pays_from(space, pair)
         if tokens:
             found[pair] = tokens
     return found
-
-
-def _pays_from(space: SpaceState, pair: str) -> int:
-    source_name, _, target_name = pair.partition(">")
-    source, target = space.nodes.get(source_name), space.nodes.get(target_name)
-    prefill = space.prefill.get(target_name)
-    if source is None or target is None or prefill is None or not target.block_size:
-        return 0
-    if source is target or source.status != JOINED or target.status != JOINED:
-        return 0
-    choice, past = space.choices.get(pair), space.trials.get(pair)
-    chosen = choice.backend if choice is not None else ""
-    link = link_cost(space.rates, source_name, target_name, target.backends, chosen)
-    if link is None:
-        return 0
-    before = past.moving if past is not None else None
-    return pays_from(link, prefill, source.block_bytes / target.block_size, before=before)
-
-
-def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:
-    """What a hit spares over all nodes, as :attr:`Advice.saved` says, each weighing as much as it
-    has observed; :data:`SAVED_UNKNOWN` while nothing was, or computing seems to cost nothing."""
-    known = [
-        (cost.n, one, two)
-        for cost in costs
-        if (one := cost.saved_ms(0, 1_000)) is not None
-        and (two := cost.saved_ms(0, 2_000)) is not None
-    ]
-    total = sum(n for n, _, _ in known)
-    first = sum(n * one for n, one, _ in known) / total if total else 0.0
-    if first <= 0.0:
-        return SAVED_UNKNOWN
-    second = sum(n * (two - one) for n, one, two in known) / total
-    return first, max(0.0, second - first)

@@ -12,8 +12,8 @@ from tests.unit.bench_policy.small import Line, asks, run
 
 from kvferry.bench.policy.leases import LEASE_BUDGET
 from kvferry.bench.policy.policies import HOSTED, INFINITE, POLICIES
-from kvferry.bench.policy.pool import BlockPool
 from kvferry.bench.policy.run import Run
+from kvferry.replay.nodes.pool import BlockPool
 
 EXAMPLES = int(os.environ.get("POLICY_EXAMPLES", "40"))
 BLOCKS_MAX = 8

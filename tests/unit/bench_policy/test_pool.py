@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvferry.bench.policy.hosts import ChainHost, LruHost
-from kvferry.bench.policy.pool import BlockPool
+from kvferry.bench.policy.hosts import LruHost
+from kvferry.replay.nodes.host import ChainHost
+from kvferry.replay.nodes.pool import BlockPool
 
 
 def filled(capacity: int, *chains: list[int]) -> tuple[BlockPool, list[int]]:

@@ -43,7 +43,7 @@ class Plans:
     """A coordinator that answers at once."""
 
     def __init__(self) -> None:
-        self.held = Held()
+        self.held, self.advice = Held(), SimpleNamespace(position=0)
         self.answer: PlanAnswer | None = None
         self.miss = "nothing_held"
         self.live = True
@@ -143,6 +143,20 @@ def test_a_proved_hint_is_ready_at_once_and_pinned_behind_it(scene: Scene) -> No
     scene.settle()
     assert scene.table.pins() == 1
     assert pull.pinned_at > 0
+
+
+def test_a_hint_that_is_followed_is_recorded_with_the_advice_that_had_no_objection(
+    scene: Scene,
+) -> None:
+    scene.offer(6)
+    scene.plans.advice.position = 33
+    one, pull = scene.begin()
+    scene.looker.use_hint(one, pull, scene.hint(6))
+    assert one.position == 33
+    other, pull = scene.begin()
+    scene.plans.live = False
+    scene.looker.use_hint(other, pull, scene.hint(6))
+    assert other.position == 0, "without a coordinator no advice counts"
 
 
 def test_an_unproved_hint_gets_what_the_source_grants(scene: Scene) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.daemon.support import SPACE, FakeNode, pulled, running, settled, until
 
+from kvferry.core.advising import saved
 from kvferry.core.cost import PrefillCost
 from kvferry.core.cost_fit import Fit
 from kvferry.core.events import AnyEvent, NodeClosed, RequestEnded
@@ -109,17 +110,17 @@ def test_what_a_hit_spares_grows_with_the_context() -> None:
         for _ in range(5):
             cost.observe(tokens, 0, 3.0 + tokens / 10 + tokens * tokens / 40_000)
     view = AdviceView()
-    view._saved = advice.saved([cost])
+    view._saved = saved([cost])
     for tokens in (1_000, 4_000, 8_000):
         assert view.saved_ms(tokens) == pytest.approx(cost.saved_ms(0, tokens), rel=0.02)
     assert view.saved_ms(8_000) > 8 * view.saved_ms(1_000)
-    assert advice.saved([PrefillCost()]) == SAVED_UNKNOWN
+    assert saved([PrefillCost()]) == SAVED_UNKNOWN
 
 
 def test_what_seems_to_cost_nothing_is_not_worthless() -> None:
     flat = PrefillCost(fit=Fit(n=20, coefficients=[7.0, 0.0, 0.0]))
     assert (flat.saved_ms(0, 1_000) or 0.0) <= 0.0, "else this test says nothing"
-    assert advice.saved([flat]) == SAVED_UNKNOWN
+    assert saved([flat]) == SAVED_UNKNOWN
 
 
 async def test_of_two_nodes_that_have_a_session_both_come_to_the_same_keeper() -> None:

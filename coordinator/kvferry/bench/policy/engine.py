@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvferry.bench.policy.fleet import Job, Shared
 from kvferry.bench.policy.keeper import CacheOnly, Keeper
-from kvferry.bench.policy.pool import BlockPool
+from kvferry.replay.nodes.pool import BlockPool
 
 
 class Held(NamedTuple):

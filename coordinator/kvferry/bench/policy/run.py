@@ -17,7 +17,6 @@ from kvferry.bench.policy.leases import Leases
 from kvferry.bench.policy.links import Links
 from kvferry.bench.policy.moves import Mover
 from kvferry.bench.policy.policies import INFINITE, LEASES, LRU_HOST, ONE_WAY, OURS, TTL
-from kvferry.bench.policy.pool import BoundlessPool
 from kvferry.bench.policy.prefill import PrefillEngine
 from kvferry.bench.policy.shapes import Shape
 from kvferry.bench.policy.sizes import Sizes
@@ -25,6 +24,7 @@ from kvferry.bench.policy.ttl import FixedPins
 from kvferry.core.retention_gaps import SessionGaps, learned
 from kvferry.core.retention_keeper import shares
 from kvferry.core.retention_value import Rules
+from kvferry.replay.nodes.pool import BoundlessPool
 from kvferry.replay.trace import Turn
 
 DECODE_SLACK = 8

@@ -49,9 +49,15 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     upto: bytes = b""
     """Short hash of the last sampled block among those granted: who wants the same prefix may
     wait for this transfer."""
+    hinted: str = ""
+    """The offer that the request's hint named, whether it was followed or not; empty without a
+    hint, and where the hint was not genuine."""
+    tenant: str = ""
+    """Tag of the request's ``cache_salt``, the same on all nodes of a cluster; empty without a
+    salt. Nobody without the cluster key learns the salt from it."""
     position: int = 0
     """Stream sequence of the facts that were known when this was decided: to the coordinator of a
-    plan, or of what it had told. 0 where neither was asked."""
+    plan, or of what it had told or advised. 0 where it had no part in it."""
     waited_ms: float = 0.0
     """For how long the request had waited for its turn when it got its plan."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from kvferry.core.advising import spared_ms
 from kvferry.core.messages import SAVED_UNKNOWN, Advice
 from kvferry.core.retention_gaps import BINS, prior
 from kvferry.core.retention_keeper import keeper, shares
@@ -24,6 +25,7 @@ class AdviceView:
         gaps: when sessions come back; a prior until something was heard.
         shares: how much each node with a host tier is to keep, relative to others.
         term: of the leader who advised; 0 before.
+        position: how much of the ledger that leader knew.
     """
 
     def __init__(self, node: str = "") -> None:
@@ -31,16 +33,14 @@ class AdviceView:
         self._node = node
         self.gaps = prior()
         self.shares: Mapping[str, int] = {}
-        self.term = 0
+        self.term = self.position = 0
         self._saved = SAVED_UNKNOWN
         self._pays_from: dict[str, int] = {}
         self._decode = msgspec.msgpack.Decoder(Advice).decode
 
     def saved_ms(self, tokens: int) -> float:
         """What a hit of the first ``tokens`` tokens of a prompt spares; a guess before advice."""
-        first, growth = self._saved
-        thousands = tokens / 1_000
-        return first * thousands + growth * thousands * max(0.0, thousands - 1.0) / 2
+        return spared_ms(self._saved, tokens)
 
     def too_dear(self, source: str, tokens: int) -> bool:
         """Whether computing so many tokens is thought faster than moving them here from there."""
@@ -79,6 +79,7 @@ class AdviceView:
         if said.term < self.term:
             return  # A deposed leader that does not know it yet.
         self.gaps, self._saved, self.term = said.gaps, said.saved, said.term
+        self.position = said.position
         self.shares = shares(said.host_blocks, said.roles)
         ours = f">{self._node}"
         self._pays_from = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 
 class BlockPool:
-    """Blocks of one engine by their numbers in the trace.
+    """Blocks of one engine by numbers that stand for what they hold.
 
     Args:
         capacity: blocks in all.
@@ -45,6 +45,10 @@ class BlockPool:
         """Whether the block's KV is there."""
         return block in self._idle or (block in self._holders and block not in self._coming)
 
+    def known(self, block: int) -> bool:
+        """Whether it is there or on the way for a request."""
+        return block in self._holders or block in self._idle
+
     def ready_prefix(self, chain: Sequence[int]) -> int:
         """How many blocks from the chain's beginning are there."""
         return next((at for at, block in enumerate(chain) if not self.ready(block)), len(chain))
@@ -64,7 +68,8 @@ class BlockPool:
     def take(self, chain: Sequence[int], unnamed: int = 0) -> list[int]:
         """Hold a request's blocks; which of them have no KV yet and nobody fills.
 
-        The caller made sure that :meth:`missing` of them are free.
+        The caller makes sure that :meth:`missing` of them are free; where they are not, there are
+        more than fit until some are given back.
         """
         fresh = []
         # All that is there is taken first: making room must not take the chain's own blocks.
@@ -81,7 +86,7 @@ class BlockPool:
         for block in fresh:
             self._holders[block] = 1
             self._coming.add(block)
-        while self.used > self.capacity:
+        while self._idle and self.used > self.capacity:
             lost, _ = self._idle.popitem(last=False)
             self._reused(lost)
         return fresh
@@ -128,6 +133,9 @@ class BoundlessPool(BlockPool):
         return 0
 
     def ready(self, block: int) -> bool:
+        return block in self._known
+
+    def known(self, block: int) -> bool:
         return block in self._known
 
     def known_prefix(self, chain: Sequence[int]) -> int:
