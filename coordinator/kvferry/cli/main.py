@@ -26,6 +26,7 @@ from kvferry.cli import (
     top,
     up,
     version,
+    whatif,
 )
 
 RUN, LOOK, STEER = "Run", "Look", "Steer"
@@ -107,6 +108,7 @@ app.command("explain", rich_help_panel=LOOK)(explain.command)
 app.command("replay", rich_help_panel=LOOK)(replay.command)
 app.command("diff", cls=diff.PointsCommand, rich_help_panel=LOOK)(diff.command)
 app.command("audit", rich_help_panel=LOOK)(audit.command)
+app.command("whatif", rich_help_panel=LOOK)(whatif.command)
 app.command("advise", rich_help_panel=LOOK)(advise.command)
 app.command("export", rich_help_panel=LOOK)(export.command)
 app.command("import", rich_help_panel=LOOK)(importing.command)

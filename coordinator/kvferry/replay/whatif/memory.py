@@ -1,0 +1,124 @@
+"""One simulated engine: its pool, what it leases, its host tier. Units are sampled blocks."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from kvferry.core.retention_keeper import shares
+from kvferry.ids import sample_stride
+from kvferry.replay.nodes.leases import ChainLeases
+from kvferry.replay.nodes.pool import BlockPool
+from kvferry.replay.whatif.policy import Keeping
+
+COPY_BYTES_S = 4e9
+"""A node copies to its host memory at this rate: the connector's default."""
+
+
+class Clock:
+    """The ledger's time, and what is due in it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._asked = 0
+
+    def at(self, when_s: float, act: Callable[[], None]) -> None:
+        """Have ``act`` called once that time has come."""
+        self._asked += 1
+        heapq.heappush(self._due, (when_s, self._asked, act))
+
+    def go_on(self, now_s: float) -> None:
+        """It is so late now."""
+        while self._due and self._due[0][0] <= now_s:
+            when_s, _, act = heapq.heappop(self._due)
+            self.now_s = max(self.now_s, when_s)
+            act()
+        self.now_s = max(self.now_s, now_s)
+
+
+class Engine:
+    """What :class:`kvferry.replay.nodes.leases.Engine` asks for, and holders of chains.
+
+    Args:
+        name: of the node.
+        block_size: tokens in a block of the engine.
+        block_bytes: bytes of one.
+        keeping: how it keeps.
+        clock: the ledger's time.
+        saved_ms: what a hit of so many tokens on it spares.
+        peers: host blocks and roles of all nodes by name, for who keeps what in host memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        block_size: int,
+        block_bytes: int,
+        keeping: Keeping,
+        clock: Clock,
+        saved_ms: Callable[[int], float],
+        peers: tuple[dict[str, int], dict[str, str]],
+    ) -> None:
+        self.name = name
+        self.block_size, self.keeping = block_size, keeping
+        stride = sample_stride(block_size)
+        self.stride = stride
+        self.unit_tokens = stride * block_size
+        self.block_bytes = stride * block_bytes
+        """Bytes of one unit."""
+        self.pool = BlockPool(max(1, keeping.blocks // stride), lambda unit: None)
+        self.ended_leases: Counter[str] = Counter()
+        self._clock, self._saved_ms = clock, saved_ms
+        self.leases = ChainLeases(
+            self,
+            host_blocks=keeping.host_blocks // stride,
+            budget=keeping.lease_blocks // stride,
+            watermark=keeping.watermark_blocks // stride,
+            rules=keeping.rules,
+            shares=shares(*peers),
+        )
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    def saved_ms(self, blocks: int) -> float:
+        return self._saved_ms(blocks * self.unit_tokens)
+
+    def save(self, size: int, then: Callable[[], None]) -> None:
+        self._clock.at(self._clock.now_s + size / COPY_BYTES_S, then)
+
+    def host_came(self, blocks: Sequence[int]) -> None:
+        """Nobody counts these."""
+
+    def host_lost(self, block: int, reason: str) -> None:
+        """Nobody counts these either."""
+
+    def ended(self, tier: str, reason: str) -> None:
+        self.ended_leases[f"{tier} {reason}"] += 1
+
+    # --- what it holds ----------------------------------------------------------------------
+
+    def local(self, chain: Sequence[int]) -> int:
+        """Units of a chain that the pool has, or will have once a request that runs is done."""
+        return self.pool.known_prefix(chain)
+
+    def reach(self, chain: Sequence[int], start: int = 0) -> tuple[int, bool]:
+        """How far a chain is held from ``start`` on, in either tier, and whether host memory is
+        needed for it."""
+        pool, host, from_host = self.pool, self.leases.host, False
+        for at in range(start, len(chain)):
+            unit = chain[at]
+            if pool.known(unit):
+                continue
+            if not host.has(unit):
+                return at, from_host
+            from_host = True
+        return len(chain), from_host
+
+    def has(self, unit: int) -> bool:
+        """Whether a unit is held in either tier."""
+        return self.pool.known(unit) or self.leases.host.has(unit)
