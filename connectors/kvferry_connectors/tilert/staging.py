@@ -119,7 +119,7 @@ class StagingPool:
 
             try:
                 self._memory = torch.empty(self._size, dtype=torch.uint8, device=self._device)
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, AssertionError) as error:  # The last without CUDA.
                 raise SendRefused(
                     "staging_unavailable",
                     f"{self._size} bytes on {self._device}: {error}; lower staging_bytes or "

@@ -7,7 +7,6 @@ every process, so nothing heavy is imported at module level.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -19,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvferry.errors import ConfigError
 from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm.enginelog import use_engine_log
 from kvferry_connectors.vllm.metadata import FerryHandshake, FerryMetadata
 from kvferry_connectors.vllm.options import parse
 
@@ -27,23 +27,13 @@ if TYPE_CHECKING:
     from kvferry_connectors.vllm.worker import WorkerSide
 
 
-def _use_engine_log() -> None:
-    """Let our log lines appear where vLLM's do: it configures only its own logger."""
-    ours, engine = logging.getLogger("kvferry"), logging.getLogger("vllm")
-    if not ours.handlers and engine.handlers:
-        for handler in engine.handlers:
-            ours.addHandler(handler)
-        ours.setLevel(engine.getEffectiveLevel())
-        ours.propagate = False
-
-
 class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Moves KV between engines; does nothing for requests it cannot help."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         compat.check_version(getattr(vllm, "__version__", ""))
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        _use_engine_log()
+        use_engine_log()
         transfer = vllm_config.kv_transfer_config
         if transfer.kv_role != "kv_both":
             raise ConfigError(

@@ -1,0 +1,61 @@
+"""How sends end."""
+
+from __future__ import annotations
+
+import msgspec
+
+SENT = "sent"
+REFUSED = "refused"
+SENDING = "sending"
+
+
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one rank's part of a send ended. Ends exactly once."""
+
+    request: str
+    """As the engine calls it."""
+    rank: int
+    state: str
+    """``sent``: every byte is in place and the node was told so. ``refused``: see ``reason``."""
+    reason: str = ""
+    """One of :data:`kvferry_connectors.tilert.errors.REASONS`."""
+    detail: str = ""
+    bytes: int = 0
+    generation: int = -1
+    """The node's number for this admission; -1 without one."""
+    admitted_ms: float = 0.0
+    """From the order to the last rank's admission."""
+    total_ms: float = 0.0
+
+
+class SendOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's send ended, over all ranks."""
+
+    request: str
+    rid: str
+    target: str
+    """``host:port``."""
+    state: str
+    reason: str = ""
+    detail: str = ""
+    tokens: int = 0
+    bytes: int = 0
+    generation: int = -1
+    total_ms: float = 0.0
+
+
+def joined(parts: list[RankOutcome], *, rid: str, target: str, tokens: int) -> SendOutcome:
+    """Sent if every rank's part was; else refused for the reason of the first that was."""
+    refused = next((part for part in parts if part.state == REFUSED), None)
+    return SendOutcome(
+        request=parts[0].request,
+        rid=rid,
+        target=target,
+        state=REFUSED if refused else SENT,
+        reason=refused.reason if refused else "",
+        detail=refused.detail if refused else "",
+        tokens=tokens,
+        bytes=sum(part.bytes for part in parts),
+        generation=parts[0].generation,
+        total_ms=max(part.total_ms for part in parts),
+    )
