@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tests.e2e.conftest import BLOCK, prompt
 from tests.e2e.engine import EngineProcess
@@ -29,15 +29,25 @@ from kvferry.core.events import (
 )
 from kvferry.core.invariants import violations
 from kvferry.core.state import OPEN
+from kvferry.ledger.jetstream import JetStreamLedger
+from kvferry.replay.audit.live.run import LiveAudit, LiveReport
+from kvferry.replay.audit.run import Audit, audit
 
 OWN = (NodeJoined, NodeClosed, Inventory, Gap)
 """What a node's agent writes itself; all else was handed over by the engine."""
 BACK_S = 120.0
 """A lease may hold blocks for `lease_ms`, 30 s by default, and a sweep longer."""
+AUDIT_PATIENCE_MS = 10_000
+"""A lease's end may be told so long after its time: the engine steps, and the step is stored."""
 
 
-def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
-    """Assert DESIGN §2.8 over the whole ledger; returns its facts."""
+def check(
+    plane: View, living: Iterable[EngineProcess], *, unreadable: Collection[int] = ()
+) -> list[Recorded]:
+    """Assert DESIGN §2.8 over the whole ledger, and that an audit finds nothing; returns its facts.
+
+    ``unreadable`` names the messages that the test itself spoiled: the audit has to find these.
+    """
     engines = list(living)
     for engine in engines:
         for probe in ("requests", "open", "reserved", "pins", "waiting"):
@@ -53,7 +63,32 @@ def check(plane: View, living: Iterable[EngineProcess]) -> list[Recorded]:
         books_balance(engine, facts, FACTS)
         books_balance(engine, blocks, BLOCKS, gaps_in=facts)
     state_is_sound(plane, names)
+    found = audited(plane).violations
+    spoiled = [one for one in found if one.invariant == "readable" and one.seq in unreadable]
+    assert {one.seq for one in spoiled} == set(unreadable)
+    assert [one for one in found if one not in spoiled] == []
     return facts
+
+
+def engines_hold_what_the_ledger_says(plane: View, living: set[str]) -> LiveReport:
+    """`kvferry audit --live`: each engine's word and its pool agree with the ledger."""
+
+    async def run(ledger: JetStreamLedger) -> LiveReport:
+        return await LiveAudit(ledger, ledger).run()
+
+    report = plane.use(run)
+    assert report.findings == ()
+    assert living <= set(report.agreed), report
+    return report
+
+
+def audited(plane: View) -> Audit:
+    """What `kvferry audit` says of the ledger."""
+
+    async def run(ledger: JetStreamLedger) -> Audit:
+        return await audit(ledger, patience_ms=AUDIT_PATIENCE_MS)
+
+    return plane.use(run)
 
 
 def _settled(plane: View, engines: list[EngineProcess]) -> tuple[list[Recorded], list[Recorded]]:

@@ -182,6 +182,12 @@ class Probes:
         puller.unsafe_skip_done = trust
         return trust
 
+    def probe_lend_no_more(self, count: int) -> int:
+        """Withdraw so many of the first blocks from the export table behind the book's back."""
+        table = self.side._table
+        table.withdraw(list(table._offers._block_of)[:count])
+        return count
+
     def probe_leases(self) -> int:
         return len(self.side._exports.leasing)
 

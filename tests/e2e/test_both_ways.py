@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 from tests.e2e.conftest import StartEngine, joined, prompt
+from tests.e2e.conservation import audited, engines_hold_what_the_ledger_says
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane, of
 
+from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
+    FACTS,
+    AnyEvent,
     Evicted,
     PinEnded,
     Produced,
@@ -16,6 +23,9 @@ from kvferry.core.events import (
     Retained,
     Transferred,
 )
+from kvferry.ledger.codec import encode
+from kvferry.ledger.jetstream import JetStreamLedger
+from kvferry.ledger.subjects import facts_subject
 
 BLOCK = 32
 
@@ -170,3 +180,57 @@ def test_replay_in_another_process_equals_the_live_state(fleet: Fleet, plane: Pl
 
     state = plane.state()
     assert done.stdout.split()[-1] == digest(state) or state.position > seen[-1].seq
+
+
+def test_engines_hold_what_the_ledger_says(fleet: Fleet, plane: Plane) -> None:
+    """Both streams audited, each engine's word and what its pool would lend, while all are idle."""
+    assert audited(plane).violations == ()
+    report = engines_hold_what_the_ledger_says(plane, {"p0", "d0", "d1"})
+    assert report.offers > 5
+    assert report.lent_blocks > 100
+
+
+def test_control_what_is_forged_or_lent_no_longer_is_found(fleet: Fleet, plane: Plane) -> None:
+    """The last test of the module: it spoils the ledger in the name of d0 and of d1."""
+    fleet.p0.ask("lend_no_more", 1)
+    seen = plane.events()
+    offer = of(seen, Retained)[-1]
+    last_of = {one.node: one for one in seen if one.lane == FACTS}
+    gone = next(o for o in plane.space().offers.values() if o.node == "d1")
+    lies: dict[str, AnyEvent] = {
+        "d0": msgspec.structs.replace(offer, offer="forged.1", rev=1, count=3),
+        "d1": Evicted(offer=gone.offer, rev=gone.rev + 1, keep=0, reason="reuse"),
+    }
+
+    async def forge(ledger: JetStreamLedger) -> None:
+        for node, lie in lies.items():
+            last = last_of[node]
+            batch = Batch(
+                space=fleet.p0.ask("space"),
+                node=node,
+                incarnation=last.incarnation,
+                epoch=last.epoch,
+                lane=FACTS,
+                seq=last.lane_seq + 1,
+                entries=(Entry(event=lie),),
+            )
+            subject = facts_subject(batch.space, node)
+            await ledger.append(subject, encode(batch), message_id=f"forged-{node}")
+
+    plane.use(forge)
+    done = plane.cli("audit", "--live", "--json")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    found = {one["about"]: one["story"] for one in told["violations"]}
+    assert all(one["invariant"] == "live" for one in told["violations"])
+    assert "holds forged.1 (tier cache, 3 blocks, rev 1), but it does not" in found["forged.1"]
+    assert f"d1 holds {gone.offer}" in found[gone.offer]
+    assert "knows nothing" in found[gone.offer]
+    assert "somebody else wrote in its name" in found["d0"]
+    assert "somebody else wrote in its name" in found["d1"]
+    (short,) = [story for story in found.values() if "would lend" in story]
+    assert short.startswith("p0 has recorded more of ")
+    assert told["live"]["agreed"] == []
+    shown = plane.cli("audit", "--live")
+    assert "0 of 3 nodes hold what the ledger says" in shown.stdout
+    assert "BROKEN live" in shown.stdout

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.e2e.conftest import StartEngine, joined, prompt
+from tests.e2e.conservation import audited
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane, Recorded, of
 from tests.e2e.relay import Relay
@@ -186,7 +187,14 @@ def test_control_without_the_second_question_the_answer_is_wrong(
     gone(plane, offer)
     assert answer.report["pulled"] == PROMPT
     assert answer.tokens != reference.run("control", text, tokens=24).tokens
-    plane.wait_for(
-        lambda seen: [e for e in of(seen, Transferred) if e.request.startswith("control-t")],
-        "the transfer that should have been void",
-    )
+
+    def used(seen: list[Recorded]) -> list[Transferred]:
+        return [e for e in of(seen, Transferred) if e.request.startswith("control-t")]
+
+    (wrong,) = used(plane.wait_for(used, "the transfer that should have been void"))
+    # Nobody asked the source, so its pin ends at the deadline. Of all that happened in this
+    # module, this is what an audit finds: blocks were used that their source never vouched for.
+    assert pin_end(plane, wrong.transfer).how == "deadline"
+    (broken,) = audited(plane).violations
+    assert (broken.invariant, broken.about) == ("source_decides", wrong.transfer)
+    assert "ended the pin as deadline" in broken.story

@@ -8,10 +8,12 @@ import msgspec
 
 from kvferry.errors import ConfigError
 from kvferry.node.agent.agent import NodeAgent
-from kvferry.node.agent.lanes_facts import Offers
 from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.truth import LendingTruth
 
 
 def node_agent(
@@ -19,10 +21,10 @@ def node_agent(
     node: str,
     outbox: Outbox,
     on_mode: Callable[[str], None],
-    *,
-    inventory: Offers | None = None,
+    book: Book,
+    table: ExportTable,
 ) -> NodeAgent:
-    """An agent that is not started yet; ``inventory`` is asked for on its thread.
+    """An agent that is not started yet; it asks ``book`` and ``table`` on its own thread.
 
     Raises:
         ConfigError: the node's name or a credential cannot be used.
@@ -37,4 +39,5 @@ def node_agent(
         settings = msgspec.convert(wanted, NodeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
-    return NodeAgent(settings, outbox, on_mode=on_mode, inventory=inventory)
+    truth = LendingTruth(book, table)
+    return NodeAgent(settings, outbox, on_mode=on_mode, inventory=book.inventory, truth=truth)

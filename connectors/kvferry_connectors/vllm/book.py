@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from kvferry.core.events import BLOCKS, FACTS, Event, Produced, RequestEnded, Retained
@@ -99,6 +99,10 @@ class Book:
     def inventory(self) -> list[Retained]:
         """What is offered and leased now, for a ledger that lost it as the outbox overflowed."""
         return [*self._offers.standing(), *self._host.standing()]
+
+    def offered_chain(self, offer: str, rev: int) -> Sequence[bytes] | None:
+        """Chain hashes of an offer from the engine's cache; None if it has another rev by now."""
+        return self._offers.chain(offer, rev)
 
     def _step(self, step: Step) -> Iterator[Out]:
         self._steps.append(step)

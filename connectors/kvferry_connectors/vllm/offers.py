@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -114,6 +114,13 @@ class OfferBook:
         for offer in self._offers.values():
             yield msgspec.structs.replace(self._retained(offer), rev=offer.rev)
         yield from self._leases.values()
+
+    def chain(self, name: str, rev: int) -> Sequence[bytes] | None:
+        """Chain hashes of an offer as it stands; None if it has gone or has another rev."""
+        offer = self._offers.get(name)
+        if offer is None or offer.rev != rev:
+            return None
+        return offer.hashes[: offer.keep]
 
     def _untail(self, offer: _Offer) -> None:
         if self._by_tail.get(offer.tail) == offer.id:

@@ -49,10 +49,8 @@ class SchedulerSide:
         self._book = Book(self._block_size, delay=delay)
         self.outbox = Outbox(translate=self._book.translate)
         name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
-        self.agent = node_agent(
-            options, name, self.outbox, self._on_mode, inventory=self._book.inventory
-        )
         self._table = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
+        self.agent = node_agent(options, name, self.outbox, self._on_mode, self._book, self._table)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvferry-peer")
         looker = Looker(
             options,

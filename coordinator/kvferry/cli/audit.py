@@ -5,17 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from kvferry.cli import guard
 from kvferry.cli.auditview import show
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
+from kvferry.cli.context import (
+    FileOption,
+    JsonOption,
+    NatsOption,
+    find_ledger,
+    open_ledger,
+    open_log,
+)
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
 from kvferry.cli.seek import end_seq, start_seq
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
 from kvferry.errors import ConfigError
 from kvferry.ports.log import FACTS_STREAM
+from kvferry.replay.audit.live.run import LiveAudit, LiveReport
 from kvferry.replay.audit.run import PATIENCE_MS, Audit, audit
 
 
@@ -40,6 +49,14 @@ def command(
             help="What has been open for less than this at the end may still be under way.",
         ),
     ] = PATIENCE_MS / 1000,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Also ask each living node what it holds, and compare that with the ledger at the "
+            "same event of its record.",
+        ),
+    ] = False,
     nats: NatsOption = None,
     file: FileOption = None,
     as_json: JsonOption = False,
@@ -53,22 +70,33 @@ def command(
     it says how far off predictions were and what decisions cost that hindsight calls wrong, which
     breaks nothing. Needs no coordinator.
 
+    With --live each node is asked for its offers, leases, transfers and pins, and its engine how
+    many of the offered blocks its pool would lend; what the ledger says otherwise is a violation.
+    A node that does not answer is named, and breaks nothing by itself.
+
     Examples:
 
       kvferry audit
 
       kvferry audit --from -1d --json
 
+      kvferry audit --live
+
       kvferry audit --file monday.kvf
     """
+    if live and file is not None:
+        raise ConfigError("--live asks nodes and --file reads a file: leave one of them out")
     now = wall_ms()
     first = parse_point(begin, now) if begin is not None else None
     last = parse_point(end, now) if end is not None else None
     done = guard.run(_audit(nats, file, first, last, round(patience_s * 1000)))
+    lives = guard.run(_ask(nats)) if live else None
+    if lives is not None:
+        done = msgspec.structs.replace(done, violations=(*done.violations, *lives.findings))
     if as_json:
-        print_document(done)
+        print_document({**msgspec.structs.asdict(done), "live": lives})
     else:
-        show(done)
+        show(done, lives)
     if done.violations:
         raise typer.Exit(guard.TROUBLE)
 
@@ -87,3 +115,9 @@ async def _audit(
             )
         with progress("auditing") as report:
             return await audit(log, first=begin, last=end, patience_ms=patience_ms, progress=report)
+
+
+async def _ask(nats: str | None) -> LiveReport:
+    async with open_ledger(find_ledger(nats)) as ledger:
+        with progress("asking nodes") as report:
+            return await LiveAudit(ledger, ledger).run(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvferry.cli import render
 from kvferry.core.accuracy import MOVE
 from kvferry.replay.audit.decisions import COMPUTED, FAILED, PULLED
+from kvferry.replay.audit.live.run import LiveReport
 from kvferry.replay.audit.predictions import ErrorFactor, Judgement
 from kvferry.replay.audit.run import Audit
 
@@ -19,14 +20,16 @@ WRONG = {
 }
 
 
-def show(done: Audit) -> None:
-    """Print it: what was audited, predictions, findings, and the verdict."""
+def show(done: Audit, lives: LiveReport | None = None) -> None:
+    """Print it: what was audited, predictions, what nodes said, findings, and the verdict."""
     render.line(
         f"facts {done.first} to {done.last}: {done.messages:,} messages, {done.events:,} events"
     )
     if not done.whole:
         render.line("  the range begins in the middle: what began before it is not held against it")
     _predictions(done.predictions)
+    if lives is not None:
+        _lives(lives)
     _findings(done)
     count = len(done.violations)
     render.line("all invariants hold" if not count else f"{count:,} violations")
@@ -50,6 +53,22 @@ def _findings(done: Audit) -> None:
     more = max(0, len(done.violations) - SHOWN_MAX) + done.beyond
     if more:
         render.line(f"{more:,} more findings; see --json")
+
+
+def _lives(lives: LiveReport) -> None:
+    render.heading("living nodes")
+    render.line(
+        f"{len(lives.agreed):,} of {lives.asked:,} nodes hold what the ledger says at "
+        f"{lives.position}: {lives.offers:,} offers and leases, {lives.lent_blocks:,} blocks in "
+        "their engines' pools"
+    )
+    for name in lives.silent:
+        render.line(
+            f"  {name} is silent: it runs an older kvferry, hangs, has ended and was not missed "
+            "yet, or may not answer (allow_responses in the server's users)"
+        )
+    for story in lives.undecided:
+        render.line(f"  undecided, {story}")
 
 
 def _predictions(judgement: Judgement) -> None:

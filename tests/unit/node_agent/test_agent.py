@@ -50,6 +50,7 @@ from kvferry.ledger.codec import encode as encode_batch
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import coord_subject
 from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.holdings import Truth
 from kvferry.node.agent.life import AgentLife
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.agent.status import AgentStatus
@@ -88,7 +89,14 @@ class TroubledLog(MemoryLog):
 class Alive:
     """The agent's life run on the test's own loop, so that a ledger in memory can serve it."""
 
-    def __init__(self, outbox: Outbox, log: MemoryLog | None = None, **changes: object) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        log: MemoryLog | None = None,
+        *,
+        truth: Truth | None = None,
+        **changes: object,
+    ) -> None:
         self.log = log or TroubledLog()
         self.outbox = outbox
         self.modes: list[str] = []
@@ -102,6 +110,7 @@ class Alive:
             self.status,
             self.gauges,
             inventory=None,
+            truth=truth,
             connect=self.connect,
         )
 

@@ -32,6 +32,7 @@ from kvferry.ledger.server_process import find_binary, health
 from kvferry.ledger.subjects import facts_subject
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.replay.audit.live.run import LiveAudit
 
 nkeys = pytest.importorskip("nkeys")
 
@@ -119,6 +120,8 @@ async def test_nodes_work_within_their_permissions_and_not_beyond(guarded: Guard
             assert answer is not None
             assert [one.node for one in answer.candidates] == ["d0"]
             await until(lambda: (SPACE, "p0") in coordinator.liveness.lives, "p0 is heard")
+            lives = await LiveAudit(ledger, ledger).run()
+            assert (lives.agreed, lives.offers, lives.findings) == (("d0", "p0"), 1, ())
         for name in ("p0", "d0"):
             assert_contiguous(await stored(ledger, node=name))
         await _is_kept_within(guarded)

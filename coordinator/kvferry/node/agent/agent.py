@@ -11,6 +11,7 @@ from collections.abc import Callable
 from kvferry.errors import ConfigError
 from kvferry.node.agent.connect import Connect, connect_jetstream
 from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.holdings import Truth
 from kvferry.node.agent.lanes_facts import Offers
 from kvferry.node.agent.life import AgentLife
 from kvferry.node.agent.settings import Identity, NodeSettings
@@ -35,6 +36,8 @@ class NodeAgent:
         outbox: what engine threads leave for it; the agent empties it.
         inventory: the engine's own list of what it offers, asked for on the agent's thread and
             only where the outbox overflowed so far that the agent lost sight of it.
+        truth: what the engine really lends and which pins stand, for who audits; asked for on the
+            agent's thread.
         on_mode: called on the agent's thread with each new mode.
         connect: one attempt to connect; JetStream at ``settings.nats_url`` by default.
 
@@ -48,6 +51,7 @@ class NodeAgent:
         outbox: Outbox,
         *,
         inventory: Offers | None = None,
+        truth: Truth | None = None,
         on_mode: Callable[[str], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
@@ -63,6 +67,7 @@ class NodeAgent:
             self._status,
             self._gauges,
             inventory=inventory,
+            truth=truth,
             connect=connect or connect_jetstream,
         )
         self._gate = threading.Lock()

@@ -90,6 +90,11 @@ class LaneWriter:
         return self._record
 
     @property
+    def last_seq(self) -> int:
+        """Sequence of the last event sealed in this record."""
+        return self._next_seq - 1
+
+    @property
     def idle(self) -> bool:
         """Whether everything sealed is acknowledged."""
         return not self._sealed

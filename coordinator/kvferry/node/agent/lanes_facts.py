@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from kvferry.core.envelope import Entry
 from kvferry.core.events import (
@@ -33,6 +33,14 @@ logger = logging.getLogger("kvferry.node")
 
 Offers = Callable[[], Iterable[Retained]]
 """The engine's own list of what it offers, asked for on the agent's thread."""
+
+
+class Standing(NamedTuple):
+    """What a node holds, and the place in its record that this is true at."""
+
+    record: Record
+    seq: int
+    held: Mirror
 
 
 class FactsLane:
@@ -86,6 +94,13 @@ class FactsLane:
         self._resync_why = why
         self.wake.set()
         return True
+
+    def standing(self) -> Standing | None:
+        """What is held as of the last event sealed; None before the first."""
+        record = self._writer.record
+        if record is None:
+            return None
+        return Standing(record, self._writer.last_seq, self._mirror)
 
     def close(self) -> None:
         """Publish what waits, then ``node_closed``; :meth:`run` then returns."""

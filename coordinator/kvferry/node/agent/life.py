@@ -13,6 +13,7 @@ from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.credentials import without_secrets
 from kvferry.node.agent.connect import Connect, Ledger
 from kvferry.node.agent.heartbeat import Gauges
+from kvferry.node.agent.holdings import Truth
 from kvferry.node.agent.lanes_facts import Offers
 from kvferry.node.agent.pace import Pace
 from kvferry.node.agent.session import Session
@@ -53,6 +54,7 @@ class AgentLife:
         gauges: Gauges,
         *,
         inventory: Offers | None,
+        truth: Truth | None = None,
         connect: Connect,
     ) -> None:
         self._settings = settings
@@ -61,6 +63,7 @@ class AgentLife:
         self._status = status
         self._gauges = gauges
         self._inventory = inventory
+        self._truth = truth
         self._connect = connect
         self._url = without_secrets(settings.nats_url)
         self._identity: Identity | None = None
@@ -121,6 +124,7 @@ class AgentLife:
             self._status,
             self._gauges,
             inventory=self._inventory,
+            truth=self._truth,
         )
         self._session = session
         session.start()

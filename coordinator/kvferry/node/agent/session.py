@@ -12,6 +12,7 @@ from kvferry.ledger.credentials import without_secrets
 from kvferry.ledger.subjects import coord_subject
 from kvferry.node.agent.connect import Ledger
 from kvferry.node.agent.heartbeat import Gauges, HeartbeatLoop
+from kvferry.node.agent.holdings import HoldingsDesk, Truth
 from kvferry.node.agent.inbox import Inbox
 from kvferry.node.agent.lanes import Record
 from kvferry.node.agent.lanes_blocks import BlocksLane
@@ -45,6 +46,7 @@ class Session:
         gauges: Gauges,
         *,
         inventory: Offers | None,
+        truth: Truth | None,
     ) -> None:
         self.superseded = asyncio.Event()
         self._settings = settings
@@ -71,7 +73,8 @@ class Session:
             published=lambda: self._facts.published,
             check=self._check,
         )
-        self._inbox = Inbox(settings.node, self._facts, status, self.superseded.set)
+        desk = HoldingsDesk(settings.node, self._facts.standing, truth)
+        self._inbox = Inbox(settings.node, self._facts, status, self.superseded.set, desk)
         self._abandoned = False
         self._lanes: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []

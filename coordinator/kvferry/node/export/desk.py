@@ -6,11 +6,12 @@ No lock and no clock in here: the export table calls it under its own lock with 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kvferry.core.events import PinEnded
+from kvferry.core.messages import HeldPin
 from kvferry.node.export.grants import pack_blocks, sign_grant
 from kvferry.node.export.offers import Check, Offers
 from kvferry.node.export.pinbook import OpenPin, PinBook, PinKey, blocks_of
@@ -84,6 +85,20 @@ class PinDesk:
 
     def pinned_blocks(self) -> set[int]:
         return blocks_of(self._book.open.values())
+
+    def standing(self) -> list[HeldPin]:
+        """Each pin that stands."""
+        return [
+            HeldPin(transfer=transfer, target=target, blocks=len(pin.held))
+            for (target, transfer), pin in self._book.open.items()
+        ]
+
+    def grantable(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks the longest prefix has that a pin would be granted now."""
+        for count, chain in enumerate(hashes):
+            if self._offers.find(chain, self.check) is None:
+                return count
+        return len(hashes)
 
     def sweep(self, now_s: float) -> None:
         """End overdue pins and drop old tombstones."""

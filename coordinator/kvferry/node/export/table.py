@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvferry.core.events import PinEnded
+from kvferry.core.messages import HeldPin
 from kvferry.node.export.desk import PinDesk, RankEndpoint
 from kvferry.node.export.offers import Check, Offers
 from kvferry.node.export.published import Published
@@ -139,6 +140,18 @@ class ExportTable:
         """How many blocks the longest offered prefix of ``hashes`` has."""
         with self._lock:
             return self._offers.held(hashes)
+
+    def lent(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks of ``hashes`` a pin would be granted now from the engine's cache, each
+        compared with what the engine's pool holds (:attr:`check`)."""
+        with self._lock:
+            self._offers.settle()
+            return self._desk.grantable(hashes)
+
+    def standing_pins(self) -> list[HeldPin]:
+        """Each pin that stands."""
+        with self._operation():
+            return self._desk.standing()
 
     def offered(self) -> int:
         """How many blocks are offered."""
