@@ -11,6 +11,7 @@ ARGS       ?=
 TESTS      ?= tests
 PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
+BROWSERS     := chromium chromium-browser google-chrome google-chrome-stable
 ENGINE_FILES := deploy/cpu/requirements.txt deploy/cpu/requirements-nodeps.txt
 # TileRT's own servers, for its contract tests. Its wheel is for CPython 3.12, but what the tests
 # run of it is plain Python, so it is unpacked beside the environment and not installed into it.
@@ -18,7 +19,7 @@ TILERT         ?= tilert==0.1.6.post3
 TILERT_PYTHON  ?= 3.12
 TILERT_NEEDS   ?= nixl==1.5.1 scipy==1.17.1
 
-.PHONY: help demo test check sim chaos bench clean setup setup-engine format
+.PHONY: help demo test check sim chaos bench clean setup setup-engine setup-browser format
 
 help:
 	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
@@ -66,10 +67,20 @@ $(VENV)/.tilert: $(VENV)/bin/python
 	    "will be skipped; set TILERT and TILERT_NEEDS to what it has"; \
 	fi
 
+# A browser for the tests of pages. Where it cannot be installed they are skipped by name, and fail in CI.
+setup-browser:
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Chromium for the tests of pages"; \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes \
+			--no-install-recommends chromium fonts-dejavu-core >/dev/null && exit 0; \
+	fi; \
+	echo "no Chromium here: install one of $(BROWSERS) as root; the tests of pages are left out"
+
 demo: setup-engine
 	$(BIN)/kvferry demo $(ARGS)
 
-test: setup-engine check
+test: setup-engine setup-browser check
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 check: setup

@@ -18,6 +18,7 @@ from kvferry.replay.advise.tiles import Tile, tiles
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """No browser runs a script of the page or fetches anything for it, whatever the names in it say."""
+NAMELESS = "(no name)"
 _FIGURE = re.compile(r"(\d) (ms|s|min|h|[kMGT]?B(?:/s)?)\b")
 _COMMAND = re.compile(r"`([^`<>]+)`|(?<![\w`])(--[a-z][a-z-]+)")
 SIGNS = {FOR: ("+", "for it"), AGAINST: ("−", "against it"), NEITHER: ("i", "to know")}
@@ -128,7 +129,7 @@ def _table(section: Section) -> str:
         for kind, title in zip(kinds, section.columns, strict=True)
     )
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(shown(row[0]))}</th>'
+        f'<tr><th scope="row">{escape(shown(row[0]).strip() or NAMELESS)}</th>'
         + "".join(
             f"<td{kind}>{escape(shown(cell))}</td>"
             for kind, cell in zip(kinds[1:], row[1:], strict=True)
