@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvferry.core.cost_solve import fitted, product, solve
+
 TIME_MIN_MS, TIME_MAX_MS, PART_MAX = 1e-3, 1e12, 1e18
 """Observations outside are broken and teach nothing."""
 SPREAD_FIRST = 0.25
@@ -28,9 +30,6 @@ OTHERS_SHARE = 0.3
 """Before it is seen, each part but the first growing one is thought to take nothing, give or take
 this share of the usual time: where amounts hardly differ, noise alone would tell of any split. How
 sure a prediction is does not count on that."""
-GROWTH_MIN_SHARE = 0.25
-"""The first growing part is at least this share of what it would be without the others, so that
-noise cannot make large amounts look free."""
 
 
 class Fit(msgspec.Struct, kw_only=True, gc=False):
@@ -59,12 +58,12 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         """Milliseconds; None while nothing was observed."""
         if not self.n:
             return None
-        return _product(self.coefficients, parts)
+        return product(self.coefficients, parts)
 
     def doubt(self, parts: Sequence[float]) -> float:
         """Relative standard error of a prediction, apart from the noise of one time: large for
         amounts unlike those that were seen."""
-        return max(self.spread, SPREAD_MIN) * math.sqrt(self._leverage(parts))
+        return max(self.spread, SPREAD_MIN) * math.sqrt(self._leverage(parts, self.predict(parts)))
 
     def observe(
         self, parts: Sequence[float], time_ms: float, *, keep: float, jump_after: int
@@ -86,18 +85,17 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
                 return False
         expected = self.predict(parts)
         if expected is not None and expected > 0.0:
-            time_ms = self._judge(parts, time_ms, expected, jump_after)
-            expected = self.predict(parts)
+            time_ms, expected = self._judge(parts, time_ms, expected, jump_after)
         near = time_ms if expected is None else min(max(expected, time_ms / 2), time_ms * 2)
         self._add(parts, time_ms, 1.0 / (near * near), keep)
         return True
 
     def _judge(
         self, parts: Sequence[float], time_ms: float, expected: float, jump_after: int
-    ) -> float:
-        """Note how far off the prediction was; the time to learn from."""
+    ) -> tuple[float, float]:
+        """Note how far off the prediction was; the time to learn from, and what is expected now."""
         error = math.log(time_ms / expected)
-        width = math.sqrt(1.0 + self._leverage(parts))
+        width = math.sqrt(1.0 + self._leverage(parts, expected))
         bound = max(SURPRISE_MIN, SURPRISE_SPREADS * self.spread * width)
         if abs(error) <= bound:
             self.surprises = 0
@@ -105,7 +103,7 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
             own, new = error / width, SPREAD_NEW / (width * width)
             self.bias += new * (error - self.bias)
             self.spread = math.sqrt((1.0 - new) * self.spread * self.spread + new * own * own)
-            return time_ms
+            return time_ms, expected
         same_way = (error > 0) == (self.surprises > 0)
         step = 1 if error > 0 else -1
         self.surprises = self.surprises + step if same_way else step
@@ -113,17 +111,16 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
             self._rescale(time_ms / expected)
             self.surprises = 0
             self.bias = 0.0
-            return time_ms
-        return expected * math.exp(math.copysign(bound, error))
+            return time_ms, product(self.coefficients, parts)
+        return expected * math.exp(math.copysign(bound, error)), expected
 
-    def _leverage(self, parts: Sequence[float]) -> float:
-        """Variance of the prediction over that of one observation, both relative to their time."""
-        expected = self.predict(parts)
+    def _leverage(self, parts: Sequence[float], expected: float | None) -> float:
+        """Variance of the prediction ``expected`` over that of one observation, both relative to
+        their time."""
         if not expected or expected < 0.0:
             return LEVERAGE_MAX
         scaled = [part / expected for part in parts]
-        solved = _solve(self.sums, scaled, range(len(parts)))
-        found = _product(scaled, solved)
+        found = product(scaled, solve(self.sums, scaled))
         # What rounding has eaten is not known either.
         return min(max(found, 0.0), LEVERAGE_MAX) if math.isfinite(found) else LEVERAGE_MAX
 
@@ -141,15 +138,14 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         count = len(parts)
         if not self.n:
             self.sums, self.times = [0.0] * (count * count), [0.0] * count
-        for row, one in enumerate(parts):
-            self.times[row] = keep * self.times[row] + weight * one * time_ms
-            for column, other in enumerate(parts):
-                at = row * count + column
-                self.sums[at] = keep * self.sums[at] + weight * one * other
+        weighted = [weight * part for part in parts]
+        products = [one * other for one in weighted for other in parts]
+        self.times = [keep * t + one * time_ms for t, one in zip(self.times, weighted, strict=True)]
+        self.sums = [keep * s + one for s, one in zip(self.sums, products, strict=True)]
         self.weight = keep * self.weight + 1.0
         self.usual_ms += (time_ms - self.usual_ms) / self.weight
         self.n += 1
-        self.coefficients = _coefficients(self._believed(), self.times)
+        self.coefficients = fitted(self._believed(), self.times)
 
     def _believed(self) -> list[float]:
         """The sums with what is thought of the parts before they can be told apart."""
@@ -159,67 +155,3 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
             usual = self.sums[part] / self.sums[0]
             sums[part * count + part] += weight * usual * usual
         return sums
-
-
-def _product(one: Sequence[float], other: Sequence[float]) -> float:
-    """The sum of the products. Added up plainly: ``sum`` rounds otherwise from Python 3.12 on, and
-    replicas of one ledger may run on different ones."""
-    total = 0.0
-    for at, value in enumerate(one):
-        total += value * other[at]
-    return total
-
-
-def _coefficients(sums: Sequence[float], times: Sequence[float]) -> list[float]:
-    """The fit: no coefficient negative, and the first growing one not next to nothing."""
-    count = len(times)
-    used = list(range(count))
-    while True:
-        solved = _solve(sums, times, used)
-        negative = [at for at in used if solved[at] < 0.0]
-        if not negative:
-            break
-        used.remove(min(negative, key=lambda at: solved[at]))
-    alone = times[1] / sums[count + 1] if sums[count + 1] > 0.0 else 0.0
-    least = GROWTH_MIN_SHARE * alone
-    if solved[1] < least:
-        rest = times[0] - sums[1] * least
-        return [max(0.0, rest / sums[0]), least, *([0.0] * (count - 2))]
-    return solved
-
-
-def _solve(sums: Sequence[float], times: Sequence[float], used: Sequence[int]) -> list[float]:
-    """Gauss's elimination over the parts in ``used``; the others get 0."""
-    count = len(times)
-    rows = [[sums[a * count + b] for b in used] + [times[a]] for a in used]
-    for at in range(len(used)):
-        # Parts that always grow alike cannot be told apart: the earlier one takes it all.
-        rows[at][at] *= 1.0 + 1e-6
-    size = len(used)
-    for at in range(size):
-        pivot = at
-        for row in range(at + 1, size):
-            if abs(rows[row][at]) > abs(rows[pivot][at]):
-                pivot = row
-        rows[at], rows[pivot] = rows[pivot], rows[at]
-        first = rows[at]
-        head = first[at]
-        if abs(head) < 1e-300:
-            continue
-        for below in range(at + 1, size):
-            under = rows[below]
-            factor = under[at] / head
-            for column in range(at, size + 1):
-                under[column] -= factor * first[column]
-    found = [0.0] * size
-    for at in range(size - 1, -1, -1):
-        row_at = rows[at]
-        known = 0.0
-        for column in range(at + 1, size):
-            known += row_at[column] * found[column]
-        head = row_at[at]
-        found[at] = (row_at[size] - known) / head if abs(head) >= 1e-300 else 0.0
-    solved = [0.0] * count
-    for at, part in enumerate(used):
-        solved[part] = found[at]
-    return solved
