@@ -74,6 +74,19 @@ def test_an_audit_is_clean_and_a_damaged_file_is_not(tmp_path: Path) -> None:
     assert "checksum" in found.stderr
 
 
+def test_nodes_that_do_not_answer_an_audit_are_named(tmp_path: Path) -> None:
+    """The nodes of this ledger are written by the test: nobody listens for them."""
+    told = document("audit", "--live")
+    assert told["violations"] == []
+    assert told["live"]["agreed"] == []
+    assert {"p0", "d0"} <= set(told["live"]["silent"])
+    assert "p0 is silent: it runs an older kvferry, hangs, has ended" in run("audit", "--live")
+    assert document("audit")["live"] is None
+    refused = runner.invoke(app, ["audit", "--live", "--file", str(tmp_path / "a.kvf")])
+    assert refused.exit_code == guard.USAGE
+    assert "--live asks nodes and --file reads a file" in refused.stderr
+
+
 def test_a_damaged_file_says_where_and_tells_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "cut.kvf"
     run("export", str(file))
