@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvferry.core.cost import MODEL
 from kvferry.core.events import Requested
 from kvferry.ids import SHORT_BYTES
-from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
+from kvferry_connectors.vllm.tracked import PullState, Tracked
 
 
 def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> Requested:
@@ -29,6 +29,7 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
             session=tracked.session,
             external_id=tracked.params.id,
             position=tracked.position,
+            tail=_sampled(tracked, tracked.prompt_blocks, stride),
         )
     loading = pull.state is PullState.LOADING
     return Requested(
@@ -50,12 +51,14 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
         doubt=pull.doubt,
         prefill_ms=pull.prefill_ms,
         model=MODEL if pull.predicted_ms or pull.prefill_ms else 0,
-        upto=_upto(tracked, pull, stride) if loading else b"",
+        upto=_sampled(tracked, pull.granted, stride) if loading else b"",
         position=tracked.position,
         waited_ms=tracked.waited_ms,
+        tail=_sampled(tracked, tracked.prompt_blocks, stride),
     )
 
 
-def _upto(tracked: Tracked, pull: Pull, stride: int) -> bytes:
-    last = pull.granted - pull.granted % stride
+def _sampled(tracked: Tracked, blocks: int, stride: int) -> bytes:
+    """Short hash of the last sampled block among the prompt's first ``blocks``."""
+    last = blocks - blocks % stride
     return bytes(tracked.hashes[last - 1][:SHORT_BYTES]) if last else b""

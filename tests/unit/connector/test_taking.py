@@ -54,6 +54,8 @@ def test_a_decision_is_recorded_with_what_was_known_and_how_long_it_had_waited()
     planned = requested(one, lambda tracked: "none", 4)
     assert (spared.position, spared.waited_ms) == (71, 0.0)
     assert (planned.position, planned.waited_ms) == (71, 12.0)
+    assert spared.tail == planned.tail == HASHES[7][:8], "8 blocks of which each 4th is sampled"
+    assert requested(one, lambda tracked: "none", 16).tail == b""
 
 
 def test_without_a_plan_there_are_no_predictions() -> None:

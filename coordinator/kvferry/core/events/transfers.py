@@ -60,6 +60,9 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     plan, or of what it had told or advised. 0 where it had no part in it."""
     waited_ms: float = 0.0
     """For how long the request had waited for its turn when it got its plan."""
+    tail: bytes = b""
+    """Short hash of the last sampled block of the prompt: what it was, also where its end leaves
+    no new offer."""
 
 
 class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):
