@@ -1,4 +1,4 @@
-"""One short-lived consumer of a stream: batches asked for one at a time."""
+"""One short-lived consumer of a stream: batches asked for one after the other."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from kvferry.ports.log import Stored
 _log = logging.getLogger("kvferry.ledger")
 
 BATCH_MESSAGES = 1024
+AHEAD_MESSAGES = 512
+"""The next batch is asked for while so many of the last wait to be read: the server works then, and
+not only once the reader has run dry."""
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""With one batch asked for at a time this bounds what a slow reader holds."""
+"""A slow reader holds what is ahead and one batch, so twice that at the most."""
 BATCH_EXPIRES_S = 30
 HEARTBEAT_S = 1
 SILENCE_MAX_S = 5.0
@@ -133,13 +136,13 @@ class Consumer:
         Raises:
             ConsumerLost: a message is missing, the consumer or the connection is gone, silence.
         """
+        if self._left <= 0 and self._failure is None and len(self._waiting) <= AHEAD_MESSAGES:
+            await self._ask()
         if self._waiting:
             return self._pop()
         if self._failure is not None:
             raise self._failure
         self._arrived.clear()
-        if self._left <= 0:
-            await self._ask()
         try:
             async with asyncio.timeout(SILENCE_MAX_S):
                 await self._arrived.wait()
