@@ -98,6 +98,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    recorded_cost: Annotated[
+        str,
+        typer.Option(
+            "--recorded-cost",
+            metavar="learned|off",
+            help="How the coordinator was started (its --cost): the ledger does not tell.",
+        ),
+    ] = "learned",
     begin: Annotated[
         str | None,
         typer.Option(
@@ -160,6 +168,7 @@ def command(
         min_pull_tokens=min_pull_tokens,
         link_rates=link_rate or [],
         extra_decode=extra_decode,
+        recorded_cost=recorded_cost,
     )
     now = wall_ms()
     first = parse_point(begin, now) if begin is not None else None

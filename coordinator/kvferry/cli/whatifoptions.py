@@ -32,12 +32,15 @@ def parse_policy(
     min_pull_tokens: str | None = None,
     link_rates: Sequence[str] = (),
     extra_decode: str | None = None,
+    recorded_cost: str = "learned",
 ) -> Policy:
     """The policy that these options ask for; an option that is None changes nothing.
 
     Raises:
         ConfigError: one cannot be used; names it and the cure.
     """
+    if recorded_cost not in ("learned", "off"):
+        raise ConfigError(f"--recorded-cost {recorded_cost!r}: use learned or off")
     factor, links = _links(link_rates)
     return Policy(
         ttl_s=_number("--ttl", ttl, TTL_S_MAX, "seconds") if ttl is not None else None,
@@ -59,6 +62,7 @@ def parse_policy(
             if extra_decode is not None
             else 0
         ),
+        weighed=recorded_cost == "learned",
     )
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from kvferry.core.advising import pair_pays_from
 from kvferry.core.cost import pair_key
 from kvferry.core.messages import PlanAnswer, PlanRequest
-from kvferry.core.state import MODE_OBSERVE, MODE_PAUSED, NodeState, SpaceState
+from kvferry.core.state import NodeState, SpaceState
 from kvferry.ids import SHORT_BYTES, sample_stride
 from kvferry.index.planner import Planner
 from kvferry.replay.whatif.fold import Fold
 from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.tally import Differing, Tally
 
-PLAN, TOLD, HINT, HOST, MODE = "plan", "told", "hint", "host", "mode"
-HANDOVER = "handover"
+PLAN, TOLD, HINT, HOST = "plan", "told", "hint", "host"
 NO_CHAIN = "what the prompt was is not in the ledger: the request left no offer"
 NO_ANSWER = "what the plan said is not in the ledger: the request did not use it"
 NOT_THERE = "its node is not known at that position"
@@ -30,12 +29,14 @@ class Redecider:
 
     Args:
         fold: stands where the next decisions were made.
+        weighed: moves were weighed against computing.
     """
 
-    def __init__(self, fold: Fold) -> None:
+    def __init__(self, fold: Fold, *, weighed: bool = True) -> None:
         self.tally = Tally()
         self._fold = fold
-        self._planner = Planner("whatif", fold, clock=fold.now_s)
+        self._planner = Planner("whatif", fold, weigh=weighed, clock=fold.now_s)
+        self._weighed = weighed
 
     def decide(self, life: Life) -> None:
         """Decide about one request again, at the fold's present place."""
@@ -50,21 +51,19 @@ class Redecider:
             self._differs(life, kind, NOT_THERE, "")
             return
         if kind == PLAN:
-            self._plan(life, node)
+            self._plan(life, space, node)
         elif kind == TOLD:
-            self._told(life, node)
+            self._told(life, space, node)
         elif kind == HINT:
             self._hint(life, space, node)
-        elif kind == HOST:
-            self._host(life, node)
         else:
-            self._compare(life, MODE, asked.miss, _mode_word(space.mode_of(life.node)))
+            self._host(life, space, node)
 
     # --- one kind each ----------------------------------------------------------------------
 
-    def _plan(self, life: Life, node: NodeState) -> None:
+    def _plan(self, life: Life, space: SpaceState, node: NodeState) -> None:
         asked = life.asked
-        chain = prompt_chain(life, node)
+        chain = prompt_chain(life, space, node)
         if chain is None:
             self._differs(life, PLAN, NO_CHAIN, "")
             return
@@ -87,13 +86,13 @@ class Redecider:
             return
         self._compare(life, PLAN, recorded, _said(answer))
 
-    def _told(self, life: Life, node: NodeState) -> None:
+    def _told(self, life: Life, space: SpaceState, node: NodeState) -> None:
         asked, stride = life.asked, sample_stride(node.block_size)
         first = asked.local_tokens // (stride * node.block_size)
         if first >= asked.wanted // stride:
             self._compare(life, TOLD, "nobody", "nobody")
             return
-        chain = prompt_chain(life, node)
+        chain = prompt_chain(life, space, node)
         if chain is None:
             self._differs(life, TOLD, NO_CHAIN, "")
             return
@@ -104,12 +103,13 @@ class Redecider:
     def _hint(self, life: Life, space: SpaceState, node: NodeState) -> None:
         asked = life.asked
         tokens = asked.granted * node.block_size
-        dear = tokens < pair_pays_from(space, pair_key(asked.source, life.node))
+        pays_from = pair_pays_from(space, pair_key(asked.source, life.node))
+        dear = self._weighed and tokens < pays_from
         self._compare(life, HINT, asked.source, "too_dear" if dear else asked.source)
 
-    def _host(self, life: Life, node: NodeState) -> None:
+    def _host(self, life: Life, space: SpaceState, node: NodeState) -> None:
         asked, stride = life.asked, sample_stride(node.block_size)
-        chain = prompt_chain(life, node)
+        chain = prompt_chain(life, space, node)
         if chain is None:
             self._differs(life, HOST, NO_CHAIN, "")
             return
@@ -152,15 +152,25 @@ def kind_of(life: Life) -> str:
         return HOST
     if asked.basis == PLAN or (asked.position and not asked.basis and asked.miss in ANSWERED):
         return PLAN
-    if asked.position and asked.miss == "too_dear":
-        return PLAN
-    return MODE if asked.miss in (MODE_PAUSED, MODE_OBSERVE) and not asked.basis else ""
+    return ""
 
 
-def prompt_chain(life: Life, node: NodeState) -> bytes | None:
-    """The sampled hashes of the prompt; None where the ledger does not tell them all."""
+def prompt_chain(life: Life, space: SpaceState, node: NodeState) -> bytes | None:
+    """The sampled hashes of the prompt; None where the ledger does not tell them all.
+
+    A request that repeats another one to its last token leaves no offer of its own: then it is
+    known by the last of them, from what stands on its node.
+    """
     end = life.asked.wanted // sample_stride(node.block_size) * SHORT_BYTES
-    return life.chain[:end] if len(life.chain) >= end else None
+    if len(life.chain) >= end:
+        return life.chain[:end]
+    tail = life.asked.tail
+    if not tail:
+        return None
+    for offer in space.offers.values():
+        if offer.hashes[end - SHORT_BYTES : end] == tail and not offer.base:
+            return offer.hashes[:end]
+    return None
 
 
 def _recorded(life: Life) -> str:
@@ -185,7 +195,3 @@ def _word(said: str) -> str:
     first = said.partition(" ")[0]
     known = first in ANSWERED or first in ("nobody", "somebody", "host", "only", "on", "observe")
     return first if known else "a source"
-
-
-def _mode_word(mode: str) -> str:
-    return mode

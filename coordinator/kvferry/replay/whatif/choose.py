@@ -14,14 +14,12 @@ from kvferry.core.advising import pair_pays_from
 from kvferry.core.cost import link_cost, pair_key
 from kvferry.core.inflight import Flow, InFlight, service_ms
 from kvferry.core.placement import Ranked
-from kvferry.core.planning import Holder, Need, plan_prefix
-from kvferry.core.trials import passed_over, taken
-from kvferry.ids import SHORT_BYTES
-from kvferry.replay.whatif.fleet import Fleet, units
+from kvferry.core.planning import TOO_DEAR, Holder, Need, plan_prefix
+from kvferry.replay.whatif.fleet import Fleet
 from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.memory import Engine
 
-HANDOVER, HINT, HOST = "handover", "hint", "host"
+HANDOVER, HINT, PLAN = "handover", "hint", "plan"
 HOLDERS_MAX = 32
 """Nodes that are weighed, those with the longest prefix."""
 HOST_COPY = ("host_copy",)
@@ -62,9 +60,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int = 0
 
     @property
-    def computed(self) -> int:
-        """Tokens of the prompt that are computed."""
-        return max(0, self.prompt - self.local - self.pulled)
+    def had(self) -> int:
+        """Tokens of the prompt that need not be computed."""
+        return self.local + self.pulled
 
 
 class _Pull(msgspec.Struct, frozen=True):
@@ -72,7 +70,6 @@ class _Pull(msgspec.Struct, frozen=True):
     end: int
     """In units from the prompt's first."""
     queue_ms: float = 0.0
-    whole_ms: float | None = None
 
 
 class Chooser:
@@ -97,38 +94,41 @@ class Chooser:
         if engine is None:
             return None
         prompt = life.prompt_tokens(engine.block_size)
-        hashes = life.chain[: asked.wanted // engine.stride * SHORT_BYTES]
-        chain = units(hashes)
-        # Its last token is computed in any case.
-        chain = chain[: max(0, prompt - 1) // engine.unit_tokens]
-        local = 0 if asked.miss == "unshareable" else engine.local(chain)
+        chain = life.prompt
+        # Its last token is computed in any case, so its own cache never gives all of it.
+        most = max(0, prompt - 1) // engine.unit_tokens
+        local = 0 if asked.miss == "unshareable" else min(engine.local(chain), most)
         pull = None
         if asked.miss not in BARRED and not life.failed:
-            pull = self._pull(life, engine, chain, local, hashes)
+            pull = self._pull(life, engine, chain, local, prompt)
         found = self._found(engine, prompt, local, pull)
         if pull is not None and pull.source != node:
             self._begin(engine, pull, found)
             fleet.read(pull.source, chain[: pull.end])
-        fleet.admitted(life, node, units(hashes), found.source if found.source != node else "")
+        fleet.admitted(life, node, found.source if found.source != node else "")
         return found
 
     # --- where from -------------------------------------------------------------------------
 
     def _pull(
-        self, life: Life, engine: Engine, chain: Sequence[int], local: int, hashes: bytes
+        self, life: Life, engine: Engine, chain: Sequence[int], local: int, prompt: int
     ) -> _Pull | None:
         asked = life.asked
         best = None
         if asked.basis in (HANDOVER, HINT) and asked.source:
             best = self._hinted(life, engine, chain, local)
         if best is None and asked.basis != HANDOVER and local < len(chain):
-            best = self._planned(engine, chain, local, hashes)
+            best = self._as_recorded(life, chain, local)
+            if best is None and (asked.miss != TOO_DEAR or self._fleet.policy.changes):
+                best = self._planned(engine, chain, local, life.chain)
         end, from_host = engine.reach(chain, local)
         if from_host and end > local and (best is None or end >= best.end):
             best = _Pull(engine.name, end)
-        if best is None or (best.end - local) * engine.unit_tokens < self._least(engine):
+        if best is None:
             return None
-        return best
+        covered = min(best.end * engine.unit_tokens, prompt - 1)
+        enough = covered - local * engine.unit_tokens >= self._least(engine)
+        return best if enough else None
 
     def _least(self, engine: Engine) -> int:
         return max(engine.block_size, engine.keeping.min_pull_tokens)
@@ -145,16 +145,32 @@ class Chooser:
         end = len(chain) if life.asked.basis == HANDOVER else holder.reach(chain)[0]
         if end <= local:
             return None
-        pair = pair_key(source, engine.name)
-        tokens = end * engine.unit_tokens
-        if life.asked.basis == HINT and tokens < pair_pays_from(self._fleet.view, pair):
+        pull = _Pull(source, end)
+        # That the hint was followed is recorded: it is weighed again only where that may differ.
+        again = life.asked.basis == HINT and self._fleet.policy.weighs_otherwise
+        return None if again and not self._pays(engine, local, pull) else pull
+
+    def _pays(self, engine: Engine, local: int, pull: _Pull) -> bool:
+        """Whether what a hint offers is worth moving under this policy."""
+        view, policy = self._fleet.view, self._fleet.policy
+        tokens = pull.end * engine.unit_tokens
+        if policy.weighed and tokens < pair_pays_from(view, pair_key(pull.source, engine.name)):
+            return False
+        if not policy.threshold_ms:
+            return True
+        spared = self._computing(engine, local * engine.unit_tokens, tokens)
+        return spared - self._found(engine, tokens, local, pull).move_ms >= policy.threshold_ms
+
+    def _as_recorded(self, life: Life, chain: Sequence[int], local: int) -> _Pull | None:
+        """The recorded plan, where its source holds what it gave and costs are what they were."""
+        asked, policy = life.asked, self._fleet.policy
+        holder = self._fleet.engines.get(asked.source)
+        if asked.basis != PLAN or not asked.transfer or policy.weighs_otherwise or holder is None:
             return None
-        if self._fleet.policy.threshold_ms and life.asked.basis == HINT:
-            found = self._found(engine, tokens, local, _Pull(source, end))
-            spared = self._computing(engine, local * engine.unit_tokens, tokens) - found.move_ms
-            if spared < self._fleet.policy.threshold_ms:
-                return None
-        return _Pull(source, end)
+        end = holder.reach(chain)[0]
+        if end <= local or end * holder.grain < asked.granted // holder.grain * holder.grain:
+            return None
+        return _Pull(asked.source, end, asked.queue_ms)
 
     def _planned(
         self, engine: Engine, chain: Sequence[int], local: int, hashes: bytes
@@ -172,24 +188,19 @@ class Chooser:
             return None
         held.sort(key=lambda pair: (-pair[0], pair[1]))
         holders = [
-            Holder(node=view.nodes[name], blocks=reach * engine.stride, tier=tier)
+            Holder(node=view.nodes[name], blocks=reach * engine.grain, tier=tier)
             for reach, name, tier in held[:HOLDERS_MAX]
         ]
         need = Need(target=view.nodes[engine.name], chain=hashes, stride=engine.stride)
         now_ms = fleet.clock.now_s * 1_000
-        planned = plan_prefix(view, self._moves, need, holders, now_ms=now_ms)
-        if planned.dear is not None:
-            pair = pair_key(planned.dear.source.node, engine.name)
-            passed_over(view.trials, pair, planned.dear.recompute_ms or 0.0)
+        planned = plan_prefix(
+            view, self._moves, need, holders, now_ms=now_ms, weigh=fleet.policy.weighed
+        )
         chosen = next((one for one in planned.chosen if self._gains(one)), None)
         if chosen is None:
             return None
-        pair = pair_key(chosen.source.node, engine.name)
-        taken(view.trials, pair, chosen.move_ms or 0.0, chosen.recompute_ms or 0.0)
         blocks = chosen.limit or chosen.source.blocks
-        return _Pull(
-            chosen.source.node, blocks // engine.stride, chosen.source.queue_ms, chosen.move_ms
-        )
+        return _Pull(chosen.source.node, blocks // engine.grain, chosen.source.queue_ms)
 
     def _gains(self, one: Ranked) -> bool:
         gain = one.gain_ms
@@ -242,7 +253,7 @@ class Chooser:
             target=engine.name,
             begun_ms=now_s * 1_000,
             service_ms=max(0.0, found.move_ms - pull.queue_ms),
-            blocks=pull.end * engine.stride,
+            blocks=pull.end * engine.grain,
             size_bytes=found.bytes,
         )
         self._moves.begin(key, flow)

@@ -136,9 +136,10 @@ class Figures:
         """One request: measured, and under both policies; ``repeated`` tokens of its prompt had
         been computed before. Returns how much longer moving and computing take."""
         self.requests += 1
-        self.computed.add(was.computed, base.computed, other.computed)
-        self.recomputed.add(*(_again(one, repeated) for one in (was, base, other)))
-        self.bytes.add(was.bytes, base.bytes, other.bytes)
+        had = _aligned(was.had, base.had, other.had, self.unit_tokens)
+        self.computed.add(*(max(0, was.prompt - one) for one in had))
+        self.recomputed.add(*(max(0, min(repeated, was.prompt) - one) for one in had))
+        self.bytes.add(*_aligned(was.bytes, base.bytes, other.bytes, self.unit_bytes))
         self.host_tokens.add(was.from_host, base.from_host, other.from_host)
         move, compute = other.move_ms - base.move_ms, other.compute_ms - base.compute_ms
         if ttft_ms > 0:
@@ -146,6 +147,9 @@ class Figures:
         return move, compute
 
 
-def _again(found: Found, repeated: int) -> int:
-    """Tokens that are computed although they had been computed before."""
-    return max(0, min(repeated, found.prompt) - found.local - found.pulled)
+def _aligned(was: int, base: int, other: int, unit: int) -> tuple[int, int, int]:
+    """The same three, without what only comes of counting whole units: where the simulation of
+    the recorded policy has what was measured but for a part of a unit, it has it all."""
+    if abs(was - base) >= unit:
+        return was, base, other
+    return was, was, was + other - base if other >= base else other

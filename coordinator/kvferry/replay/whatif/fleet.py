@@ -11,7 +11,6 @@ from kvferry.core.advising import saved, spared_ms
 from kvferry.core.messages import SAVED_UNKNOWN
 from kvferry.core.retention_gaps import GapModel, learned
 from kvferry.core.state import JOINED, NodeState, SpaceState
-from kvferry.ids import unpack_short
 from kvferry.replay.nodes.leases import Left
 from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.memory import Clock, Engine
@@ -31,8 +30,6 @@ class Running(msgspec.Struct, kw_only=True, eq=False):
     chain: tuple[int, ...]
     """Of its prompt and its answer, as far as the ledger tells."""
     unnamed: int
-    prompt: int
-    """Units of the chain that the prompt has."""
     source: str = ""
 
 
@@ -42,9 +39,11 @@ class Fleet:
     Args:
         space: as the ledger's fold knows it; followed as it changes.
         policy: what differs from what nodes say.
+        grain: blocks in a unit of memory, one for all nodes: what one reads must have the name
+            that its source has for it.
     """
 
-    def __init__(self, space: SpaceState, policy: Policy) -> None:
+    def __init__(self, space: SpaceState, policy: Policy, grain: int) -> None:
         self.policy = policy
         self.clock = Clock()
         self.engines: dict[str, Engine] = {}
@@ -55,6 +54,7 @@ class Fleet:
         self._peers: tuple[dict[str, int], dict[str, str]] = ({}, {})
         self._running: dict[tuple[str, str], Running] = {}
         self._saved = SAVED_UNKNOWN
+        self._grain = grain
         self._gaps: GapModel | None = None
         self._advise_at_s = self._sweep_at_s = 0.0
         self.short = 0
@@ -64,8 +64,9 @@ class Fleet:
             rates=Rates(space.rates, policy, self.alike),
             prefill=space.prefill,
             choices=space.choices,
+            trials=space.trials,
         )
-        """The space as plans under this policy see it; what was tried is its own."""
+        """The space as plans under this policy see it."""
 
     # --- nodes ------------------------------------------------------------------------------
 
@@ -100,6 +101,7 @@ class Fleet:
             node.name,
             block_size=node.block_size,
             block_bytes=node.block_bytes,
+            grain=self._grain,
             keeping=keeping,
             clock=self.clock,
             saved_ms=lambda tokens: spared_ms(self._saved, tokens),
@@ -116,12 +118,11 @@ class Fleet:
         if like is not None:
             self.view.prefill = {**self._real.prefill, name: like}
 
-    def holds(self, node: str, hashes: bytes) -> None:
+    def holds(self, node: str, chain: Sequence[int]) -> None:
         """What a node offered already when the ledger's range begins."""
         engine = self.engines.get(node)
-        if engine is None or not hashes:
+        if engine is None:
             return
-        chain = units(hashes)
         if engine.pool.missing(chain) <= engine.pool.free:
             engine.pool.take(chain)
             engine.pool.arrived(chain)
@@ -159,10 +160,10 @@ class Fleet:
         slot = int.from_bytes(digest, "big") % decode
         return extra[slot] if slot < len(extra) else node
 
-    def admitted(self, life: Life, node: str, prompt: Sequence[int], source: str) -> None:
+    def admitted(self, life: Life, node: str, source: str) -> None:
         """A request gets memory for its prompt and its answer."""
         engine = self.engines[node]
-        chain = units(life.chain) if life.chain else tuple(prompt)
+        chain = life.whole
         ended = life.ended
         output = ended.output_tokens if ended is not None else 0
         tokens = life.prompt_tokens(engine.block_size) + output
@@ -172,7 +173,7 @@ class Fleet:
         self.short += needed > engine.pool.free
         engine.pool.take(chain, unnamed)
         self._running[node, life.asked.request] = Running(
-            engine=engine, chain=chain, unnamed=unnamed, prompt=len(prompt), source=source
+            engine=engine, chain=chain, unnamed=unnamed, source=source
         )
 
     def ended(self, life: Life, node: str, turn: int) -> None:
@@ -203,11 +204,6 @@ class Fleet:
         engine = self.engines.get(source)
         if engine is not None:
             engine.leases.read(chain)
-
-
-def units(hashes: bytes) -> tuple[int, ...]:
-    """Sampled short hashes as the numbers of their units, each once."""
-    return tuple(dict.fromkeys(unpack_short(hashes)))
 
 
 def joined_nodes(space: SpaceState) -> Mapping[str, NodeState]:

@@ -34,6 +34,8 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     asked: Requested
     chain: bytes = b""
     """Sampled short hashes of all that it left offered: of its prompt, and of its answer."""
+    blocks: int = 0
+    """Blocks that it left offered."""
     ended: RequestEnded | None = None
     moved: Transferred | None = None
     failed: bool = False
@@ -42,6 +44,10 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     """Another engine was to read what it left."""
     retain_ms: int = 0
     """A client asked for it to be kept so long."""
+    prompt: tuple[int, ...] = ()
+    """Its prompt in units of simulated memory, as far as they can be named."""
+    whole: tuple[int, ...] = ()
+    """The same of all that it leaves."""
     scheduled: bool = False
     """It is in :attr:`Lives.due`."""
 
@@ -126,8 +132,8 @@ class Lives:
         life = self._open.get((batch.space, batch.node, offer.request))
         if life is None:
             return
-        if len(offer.hashes) > len(life.chain):
-            life.chain = offer.hashes
+        if offer.count > life.blocks:
+            life.chain, life.blocks = offer.hashes, offer.count
         life.awaited = life.awaited or offer.why == HANDOVER
         if offer.why == RETAIN:
             life.retain_ms = max(life.retain_ms, offer.ttl_ms)

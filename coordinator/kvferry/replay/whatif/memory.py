@@ -1,4 +1,4 @@
-"""One simulated engine: its pool, what it leases, its host tier. Units are sampled blocks."""
+"""One simulated engine: its pool, what it leases, its host tier, in units of some blocks."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Engine:
         name: of the node.
         block_size: tokens in a block of the engine.
         block_bytes: bytes of one.
+        grain: blocks in a unit.
         keeping: how it keeps.
         clock: the ledger's time.
         saved_ms: what a hit of so many tokens on it spares.
@@ -57,6 +58,7 @@ class Engine:
         *,
         block_size: int,
         block_bytes: int,
+        grain: int,
         keeping: Keeping,
         clock: Clock,
         saved_ms: Callable[[int], float],
@@ -64,19 +66,18 @@ class Engine:
     ) -> None:
         self.name = name
         self.block_size, self.keeping = block_size, keeping
-        stride = sample_stride(block_size)
-        self.stride = stride
-        self.unit_tokens = stride * block_size
-        self.block_bytes = stride * block_bytes
+        self.stride, self.grain = sample_stride(block_size), grain
+        self.unit_tokens = grain * block_size
+        self.block_bytes = grain * block_bytes
         """Bytes of one unit."""
-        self.pool = BlockPool(max(1, keeping.blocks // stride), lambda unit: None)
+        self.pool = BlockPool(max(1, keeping.blocks // grain), lambda unit: None)
         self.ended_leases: Counter[str] = Counter()
         self._clock, self._saved_ms = clock, saved_ms
         self.leases = ChainLeases(
             self,
-            host_blocks=keeping.host_blocks // stride,
-            budget=keeping.lease_blocks // stride,
-            watermark=keeping.watermark_blocks // stride,
+            host_blocks=keeping.host_blocks // grain,
+            budget=keeping.lease_blocks // grain,
+            watermark=keeping.watermark_blocks // grain,
             rules=keeping.rules,
             shares=shares(*peers),
         )

@@ -52,11 +52,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     link_factor: float = 1.0
     links: Mapping[str, float] = {}
     extra_decode: int = 0
+    weighed: bool = True
+    """In the recorded time moves were weighed against computing (the coordinator's ``--cost``);
+    that is not in the ledger."""
+
+    @property
+    def recorded(self) -> Policy:
+        """The recorded policy itself."""
+        return Policy(weighed=self.weighed)
 
     @property
     def changes(self) -> bool:
         """Whether anything differs."""
-        return self != Policy()
+        return self != self.recorded
+
+    @property
+    def weighs_otherwise(self) -> bool:
+        """Whether other things are worth moving than were."""
+        return bool(self.links) or self.link_factor != 1.0 or self.threshold_ms > 0.0
 
     def keeping(self, said: Keeping, block_bytes: int) -> Keeping:
         """How a node keeps under this policy that keeps so in truth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from functools import partial
 
 import msgspec
 
@@ -18,19 +19,21 @@ from kvferry.core.events import (
     RequestEnded,
     TurnEnded,
 )
-from kvferry.core.state import SpaceState, State
-from kvferry.ids import ROUTER_SPACE, SHORT_BYTES
+from kvferry.core.state import State
+from kvferry.ids import ROUTER_SPACE, sample_stride
 from kvferry.ports.log import LogPort, Stored
 from kvferry.replay.fold import Progress
 from kvferry.replay.whatif.again import Redecider
 from kvferry.replay.whatif.ahead import Ahead
-from kvferry.replay.whatif.choose import Chooser, Found
 from kvferry.replay.whatif.figures import Figures
-from kvferry.replay.whatif.fleet import Fleet, joined_nodes, units
+from kvferry.replay.whatif.fleet import joined_nodes
 from kvferry.replay.whatif.fold import Fold
 from kvferry.replay.whatif.lives import Life
-from kvferry.replay.whatif.policy import Policy, said_by
+from kvferry.replay.whatif.naming import Names
+from kvferry.replay.whatif.order import InOrder
+from kvferry.replay.whatif.policy import Policy
 from kvferry.replay.whatif.tally import Tally
+from kvferry.replay.whatif.twins import Twins
 
 CHANGES_MAX = 100_000
 """Requests whose change is kept until a router tells of their turn."""
@@ -70,14 +73,15 @@ class Study:
 
     def __init__(self, state: State, policy: Policy) -> None:
         self._fold = Fold(state)
-        self._again = Redecider(self._fold)
-        self._spaces: dict[str, _Space] = {}
+        self._again = Redecider(self._fold, weighed=policy.weighed)
+        self._spaces: dict[str, Twins] = {}
         self._policy = policy
         self.figures = Figures()
         self._changes: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._joiners: dict[str, Joiner] = {}
         self.events = self.messages = 0
         self._first_ms = 0
+        self._order = InOrder()
         for name, space in state.spaces.items():
             if name != ROUTER_SPACE and joined_nodes(space):
                 self._space(name).begin_with()
@@ -93,6 +97,7 @@ class Study:
         ahead = Ahead(log, first, last, progress)
         async for stored, batch in ahead.messages():
             self._message(ahead, stored, batch)
+        self._order.release()
         spaces = self._spaces.values()
         nodes = {n for one in self._fold.state.spaces.values() for n in one.nodes}
         return Pass(
@@ -124,6 +129,7 @@ class Study:
             self._applied(ahead, one)
         for life in ahead.lives.due.pop(stored.seq, ()):
             self._again.decide(life)
+        self._order.release(stored.stored_ms)
 
     def _not_ahead(self, ahead: Ahead, batch: Batch, asked: Requested) -> None:
         """Decide here about a request that does not say at what position it was decided about."""
@@ -133,9 +139,11 @@ class Study:
 
     def _applied(self, ahead: Ahead, one: Applied) -> None:
         event = one.entry.event
+        wall_ms, stored_ms = one.entry.wall_ms, one.position.stored_ms
         if one.space == ROUTER_SPACE:
             if isinstance(event, TurnEnded):
-                self._turn(event)
+                turn = event
+                self._order.add(wall_ms, stored_ms, lambda now_s: self._turn(turn))
             return
         outcome = self._joiners.setdefault(one.space, Joiner()).see(one.node, event)
         if outcome is not None:
@@ -143,13 +151,16 @@ class Study:
         if isinstance(event, NodeJoined) and event.block_size > 0:
             self._space(one.space).joined(one.node, event)
         elif isinstance(event, NodeLeft):
-            self._space(one.space).gone(event.node)
+            self._gone(one.space, event.node)
         elif isinstance(event, NodeClosed):
-            self._space(one.space).gone(one.node)
+            self._gone(one.space, one.node)
         elif isinstance(event, Requested | RequestEnded) and one.space in self._spaces:
             life = ahead.lives.of(one.space, one.node, event.request)
             if life is not None:
-                self._request(ahead, life, event, one.position.stored_ms / 1_000)
+                if isinstance(event, Requested):
+                    self._spaces[one.space].know(life)
+                act = partial(self._request, ahead, life, event)
+                self._order.add(wall_ms, stored_ms, act)
 
     def _request(
         self, ahead: Ahead, life: Life, event: Requested | RequestEnded, now_s: float
@@ -176,107 +187,15 @@ class Study:
             moves, computes = zip(*parts, strict=True)
             self.figures.by_turn.add(turn.ttft_ms, sum(moves), sum(computes))
 
-    def _space(self, name: str) -> _Space:
+    def _gone(self, space: str, node: str) -> None:
+        if space in self._spaces:
+            self._spaces[space].gone(node)
+
+    def _space(self, name: str) -> Twins:
         known = self._spaces.get(name)
         if known is None:
-            known = _Space(self._fold.state.space(name), self._policy)
-            self._spaces[name] = known
+            space = self._fold.state.space(name)
+            engine = next(iter(joined_nodes(space).values()))
+            names = Names(engine.blocks, sample_stride(engine.block_size))
+            known = self._spaces[name] = Twins(space, self._policy, names)
         return known
-
-
-class _Space:
-    """Both fleets of one space."""
-
-    def __init__(self, space: SpaceState, policy: Policy) -> None:
-        self._real = space
-        self.base, self.other = Fleet(space, Policy()), Fleet(space, policy)
-        self._choosers = Chooser(self.base), Chooser(self.other)
-        self._found: dict[tuple[str, str], tuple[Found, Found, int]] = {}
-        self.told_keeping = True
-
-    def begin_with(self) -> None:
-        """What is known already where the range begins: nodes, and what they offer."""
-        space = self._real
-        for node in joined_nodes(space).values():
-            self.told_keeping = False
-            for fleet in (self.base, self.other):
-                fleet.joined(node, said_by(node, -1, 0, 0))
-        for offer in sorted(space.offers.values(), key=lambda one: one.stored_ms):
-            if not offer.base:
-                for fleet in (self.base, self.other):
-                    fleet.holds(offer.node, offer.hashes)
-
-    def decode_nodes(self) -> int:
-        """How many nodes say that they decode."""
-        return sum(n.role == "decode" for n in self._real.nodes.values())
-
-    def go_on(self, now_s: float) -> None:
-        for fleet in (self.base, self.other):
-            fleet.go_on(now_s)
-
-    def joined(self, name: str, event: NodeJoined) -> None:
-        node = self._real.nodes.get(name)
-        known = self.base.view.nodes.get(name)
-        if node is None or (known is not None and known.incarnation == node.incarnation):
-            return  # A new epoch of the same process keeps its memory.
-        self.told_keeping = self.told_keeping and event.lease_blocks >= 0
-        said = said_by(node, event.lease_blocks, event.lease_ms, event.watermark_blocks)
-        said = msgspec.structs.replace(said, min_pull_tokens=event.min_pull_tokens)
-        for fleet in (self.base, self.other):
-            fleet.joined(node, said)
-
-    def gone(self, name: str) -> None:
-        for fleet in (self.base, self.other):
-            fleet.gone(name)
-
-    def admitted(self, life: Life, figures: Figures) -> None:
-        node = self._real.nodes.get(life.node)
-        if node is None or node.block_size <= 0:
-            figures.unplaced += 1
-            return
-        base, other = (one.decide(life) for one in self._choosers)
-        if base is None or other is None:
-            figures.unplaced += 1
-            return
-        engine = self.base.engines[base.node]
-        figures.unit_tokens = max(figures.unit_tokens, engine.unit_tokens)
-        figures.unit_bytes = max(figures.unit_bytes, engine.block_bytes)
-        chain = units(life.chain[: life.asked.wanted // engine.stride * SHORT_BYTES])
-        figures.unnamed += not chain and life.asked.wanted >= engine.stride
-        repeated = figures.known.repeated(chain) * engine.unit_tokens
-        figures.known.add(units(life.chain))
-        self._found[life.node, life.asked.request] = base, other, repeated
-        if len(self._found) > CHANGES_MAX:
-            del self._found[next(iter(self._found))]
-
-    def ended(
-        self, life: Life, event: RequestEnded, figures: Figures
-    ) -> tuple[float, float] | None:
-        found = self._found.pop((life.node, event.request), None)
-        if found is None:
-            return None
-        base, other, repeated = found
-        session = self._real.sessions.open.get(life.session)
-        turn = session.turns if session is not None else 1
-        for fleet, one in ((self.base, base), (self.other, other)):
-            fleet.ended(life, one.node, turn)
-        if not event.prompt_tokens or event.local_tokens + event.pulled_tokens == 0 == (
-            event.computed_tokens
-        ):
-            return None
-        return figures.request(_was(life, event), base, other, repeated, event.ttft_ms)
-
-
-def _was(life: Life, event: RequestEnded) -> Found:
-    """What was measured of a request."""
-    moved = life.moved
-    own = moved is not None and moved.source == life.node
-    return Found(
-        node=life.node,
-        local=event.local_tokens,
-        pulled=event.pulled_tokens,
-        from_host=event.pulled_tokens if own else 0,
-        source=event.source,
-        bytes=moved.bytes if moved is not None and not own else 0,
-        prompt=event.local_tokens + event.pulled_tokens + event.computed_tokens,
-    )

@@ -34,7 +34,7 @@ class Tally(msgspec.Struct, kw_only=True):
     """All recorded decisions.
 
     Attributes:
-        kinds: by what decided: ``plan``, ``told``, ``hint``, ``host``, ``mode``.
+        kinds: by what decided: ``plan``, ``told``, ``hint`` or ``host``.
         not_decided: requests about which no policy decided anything, by what happened.
     """
 
