@@ -30,6 +30,7 @@ COMMANDS = {
     "diff",
     "audit",
     "advise",
+    "whatif",
     "export",
     "import",
     "doctor",
