@@ -233,8 +233,10 @@ async def test_a_node_that_was_given_up_and_lives_is_undecided() -> None:
         )  # fmt: skip
         await made.log.append(coord_subject(SPACE), encode(batch), message_id="c1")
         report = await asked(made)
-    assert (report.agreed, report.findings) == ((), ())
+    assert (report.asked, report.agreed, report.findings) == (1, (), ())
     assert "believes nothing of it (left: silent)" in report.undecided[0]
+    gone = await LiveAudit(made.log, MemoryLog()).run()
+    assert (gone.asked, gone.silent) == (0, ()), "nobody expects it to answer"
 
 
 async def test_a_busy_node_is_compared_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     """Stream sequence of the facts that the last comparison stood at."""
     asked: int
+    """Nodes that are joined, and those that were given up and answered all the same."""
     agreed: tuple[str, ...]
     """Nodes of which the ledger's view is what they hold, block for block."""
     silent: tuple[str, ...]
@@ -59,6 +60,7 @@ class LiveAudit:
         self._findings: list[Finding] = []
         self._agreed: list[str] = []
         self._silent: list[str] = []
+        self._heard: set[Name] = set()
         self._why: dict[Name, str] = {}
         self._doubts: dict[Name, set[Doubt]] = {}
         self._offers = 0
@@ -72,7 +74,7 @@ class LiveAudit:
         """
         self._state = await fold_to(self._log, progress=progress)
         open_now = self._to_ask()
-        asked = len(open_now)
+        expected = {name for name in open_now if self._expected(name)}
         for number in range(ROUNDS_MAX):
             if number:
                 await asyncio.sleep(ROUND_PAUSE_S)
@@ -81,7 +83,7 @@ class LiveAudit:
                 break
         return LiveReport(
             position=self._state.position,
-            asked=asked,
+            asked=len(expected | self._heard),
             agreed=tuple(sorted(self._agreed)),
             silent=tuple(sorted(self._silent)),
             undecided=tuple(f"{name[1]}: {why}" for name, why in sorted(self._why.items())),
@@ -131,9 +133,14 @@ class LiveAudit:
         for name, pages in await asyncio.gather(*(one(name) for name in names)):
             if pages is not None:
                 found[name] = pages
-            elif self._state.space(name[0]).nodes[name[1]].status == JOINED:
+            elif self._expected(name):
                 self._silent.append(name[1])
+        self._heard |= found.keys()
         return found
+
+    def _expected(self, name: Name) -> bool:
+        """Whether the node has to answer: one that was given up need not live."""
+        return self._state.space(name[0]).nodes[name[1]].status in (JOINED, FENCED)
 
     async def _fold_on(self) -> None:
         """To the present end, without waiting for more."""
