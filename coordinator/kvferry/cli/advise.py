@@ -36,9 +36,11 @@ def command(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Recorded requests instead of a ledger: a trace in Mooncake's format, or JSON "
-            "lines with messages or prompt as the OpenAI API takes them, a timestamp and, where "
-            "known, session, and user to tell people apart. Nothing needs to be installed for it.",
+            help="Recorded requests instead of a ledger: a trace in Mooncake's format; JSON lines "
+            "with messages or prompt as the OpenAI API takes them, a timestamp and, where known, "
+            "session, and user to tell people apart; or the log of a vLLM server started with "
+            "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG. Nothing needs to be installed "
+            "for it.",
             show_default=False,
         ),
     ] = None,
@@ -107,6 +109,8 @@ def command(
       kvferry advise --file monday.kvf --json
 
       kvferry advise --from requests.jsonl --prefill-tokens-per-s 8000 --link-gb-per-s 3
+
+      kvferry advise --from vllm-server.log --html report.html
     """
     costs = Costs(
         prefill_tokens_per_s=prefill_tokens_per_s,

@@ -14,10 +14,13 @@ from kvferry.replay.advise.mooncake import mooncake_prompts
 from kvferry.replay.advise.openai import ASSUMED, OpenAILog
 from kvferry.replay.advise.report import Report
 from kvferry.replay.advise.requests import RequestStudy
+from kvferry.replay.advise.vllm_log import ASSUMED as ASSUMED_OF_VLLM
+from kvferry.replay.advise.vllm_log import VllmLog, is_vllm_line
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
 REPORT_EVERY = 200
-MOONCAKE, OPENAI = "mooncake", "openai"
+MOONCAKE, OPENAI, VLLM = "mooncake", "openai", "vllm"
+FORMATS = "a Mooncake trace, a log of OpenAI requests, or the log of a vLLM server"
 
 
 def advise_file(
@@ -29,7 +32,8 @@ def advise_file(
     """Advice from a file of requests, read once from front to back.
 
     Args:
-        path: a trace in Mooncake's format or a log of OpenAI requests; the first line tells which.
+        path: a trace in Mooncake's format, a log of OpenAI requests or a vLLM server's own log;
+            the first line tells which.
         costs: rates of the model.
         retention_s: how long KV is taken to be kept after its last use.
         progress: told now and then as (bytes read, bytes to read).
@@ -48,6 +52,10 @@ def advise_file(
                 for prompt in mooncake_prompts(lines, name):
                     study.add(prompt)
                 return study.report(f"{path.name}, a trace in Mooncake's format")
+            if kind == VLLM:
+                for prompt in VllmLog(name).prompts(lines):
+                    study.add(prompt)
+                return study.report(f"{path.name}, a vLLM server's log", (ASSUMED_OF_VLLM,))
             log = OpenAILog(name)
             for prompt in log.prompts(lines):
                 study.add(prompt)
@@ -63,15 +71,18 @@ def _kind(file: BinaryIO, name: str) -> str:
     while not first.strip():
         first, number = file.readline(LINE_BYTES_MAX), number + 1
         if not first:
-            raise ConfigError(f"{name} is empty: give a Mooncake trace or a log of OpenAI requests")
+            raise ConfigError(f"{name} is empty: give {FORMATS}")
     file.seek(0)
+    if not first.lstrip().startswith((b"{", b"[")):
+        return VLLM
     try:
         line = msgspec.json.decode(first)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{name} line {number}: {error}; give JSON lines, one request a line: a Mooncake trace "
-            "or a log of OpenAI requests"
+            f"{name} line {number}: {error}; give {FORMATS}, with one request a line"
         ) from error
+    if is_vllm_line(line):
+        return VLLM
     return MOONCAKE if isinstance(line, dict) and "hash_ids" in line else OPENAI
 
 

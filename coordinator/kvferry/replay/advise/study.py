@@ -19,6 +19,7 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.replay.advise.assumed import assumed
 from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.groups import Shares, Times
 from kvferry.replay.advise.offers import Offers
@@ -214,7 +215,7 @@ class LedgerStudy:
             prefill_s=prefill_s,
             saved_s=saved_s,
             verdict=verdict,
-            assumptions=tuple(self._assumed(observed=observed)),
+            assumptions=assumed(self._costs, self._savings, self._unnamed, observed=observed),
         )
 
     def _keeping(self) -> tuple[Keeping, ...]:
@@ -227,38 +228,6 @@ class LedgerStudy:
             )
             for keep_s in KEEP_S
         )
-
-    def _assumed(self, *, observed: bool) -> list[str]:
-        told = [
-            "unless a request told where its prompt diverged, it is taken that a session's prompt "
-            "begins with the one before and its answer",
-            "what a pull spares is its predicted time to compute, or without a prediction that of "
-            "as many tokens on average, less the time that it took; of the TTFT without reuse and "
-            "with it one is measured, the other differs from it by that",
-        ]
-        if observed:
-            told.append(
-                "reuse was only observed: what it would spare is predicted, and links are shown "
-                "with what they would have carried"
-            )
-        if not self._savings.measured:
-            told.append(
-                "no engine told how long it computed, so it is taken to be "
-                f"{self._costs.prefill_tokens_per_s:,.0f} tokens a second "
-                "(--prefill-tokens-per-s)"
-            )
-        if observed and self._savings.guessed_moves:
-            told.append(
-                f"{self._savings.guessed_moves:,} observed pulls had no prediction: "
-                f"{self._costs.kv_bytes_per_token:,} bytes a token (--kv-bytes-per-token) over "
-                f"{self._costs.link_gb_per_s:g} GB/s (--link-gb-per-s) are taken for them"
-            )
-        if self._unnamed:
-            told.append(
-                f"{self._unnamed:,} turns had no session, and count as sessions of one turn: send "
-                "x-kvferry-session to have them told apart"
-            )
-        return told
 
 
 def _how(ended: RequestEnded) -> str:
