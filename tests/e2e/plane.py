@@ -24,7 +24,7 @@ from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
-from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Reply
+from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Reply, Stored
 
 T = TypeVar("T")
 KVFERRY = [str(Path(sys.executable).parent / "kvferry")]
@@ -33,9 +33,10 @@ KVFERRY = [str(Path(sys.executable).parent / "kvferry")]
 class Recorded:
     """One event as the ledger holds it; ``lane_seq`` is its own place in its lane."""
 
-    def __init__(self, seq: int, batch: Batch, index: int) -> None:
+    def __init__(self, stored: Stored, batch: Batch, index: int) -> None:
         entry = batch.entries[index]
-        self.seq = seq
+        self.seq = stored.seq
+        self.stored_ms = stored.stored_ms
         self.node = batch.node
         self.incarnation = batch.incarnation
         self.epoch = batch.epoch
@@ -74,9 +75,7 @@ class View:
             async for stored in ledger.read(stream):
                 with contextlib.suppress(CodecError):
                     batch = decode(stored.data)
-                    found += [
-                        Recorded(stored.seq, batch, index) for index in range(len(batch.entries))
-                    ]
+                    found += [Recorded(stored, batch, index) for index in range(len(batch.entries))]
             return found
 
         return self.use(read)
@@ -154,10 +153,12 @@ class Plane(View):
         self._silent = silent_after_s
         self.coordinator: subprocess.Popen[bytes] | None = None
 
-    def start_coordinator(self) -> None:
-        """Start the daemon and wait until it leads."""
-        # These models compute so fast that a busy test machine makes moves look dear.
-        extra = ["--cost", "off"]
+    def start_coordinator(self, *, cost: bool = False) -> None:
+        """Start the daemon; with ``cost`` it finds moves too dear.
+
+        Without, for these models compute so fast that a busy test machine makes moves look dear.
+        """
+        extra = [] if cost else ["--cost", "off"]
         if self._silent is not None:
             extra += ["--silent-after-s", str(self._silent)]
         log = (self.folder / "coordinator.log").open("ab")
@@ -165,6 +166,11 @@ class Plane(View):
             [*KVFERRY, "coordinator", "--nats", self.url, *extra], stdout=log, stderr=log
         )
         log.close()
+
+    def replace_coordinator(self, *, cost: bool = False) -> None:
+        """Stop the daemon cleanly and start another one."""
+        self._end_coordinator()
+        self.start_coordinator(cost=cost)
 
     def kill_coordinator(self) -> None:
         if self.coordinator is not None:
@@ -179,12 +185,15 @@ class Plane(View):
         os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
+        self._end_coordinator()
+        self.server.close()
+
+    def _end_coordinator(self) -> None:
         if self.coordinator is not None:
             self.coordinator.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.coordinator.wait(20)
             self.kill_coordinator()
-        self.server.close()
 
 
 def of(events: list[Recorded], kind: type[T], **fields: object) -> list[T]:

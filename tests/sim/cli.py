@@ -28,6 +28,7 @@ class Job(NamedTuple):
     knobs: dict[str, str]
     bug: str = ""
     trace: bool = False
+    ledgers: str = ""
 
 
 def run(job: Job) -> list[dict[str, Any]]:
@@ -38,16 +39,20 @@ def run(job: Job) -> list[dict[str, Any]]:
     load_without_engine()
     from tests.sim.bugs.all import BUGS
     from tests.sim.bugs.bug import applied
+    from tests.sim.keeping import Histories
     from tests.sim.run import simulate
     from tests.sim.world.knobs import draw
 
     outcomes = []
+    histories = Histories(job.ledgers)
     with applied(BUGS[job.bug] if job.bug else None), simulated():
         for number, seed in enumerate(job.seeds, start=1):
-            outcome = simulate(seed, draw(seed, job.profile, job.knobs), trace=job.trace)
+            knobs = draw(seed, job.profile, job.knobs)
+            outcome = simulate(seed, knobs, trace=job.trace, look=histories.of(seed))
             outcomes.append(msgspec.to_builtins(outcome))
             if number % COLLECT_EVERY == 0:
                 gc.collect()
+    histories.write(job.profile)
     return outcomes
 
 
@@ -101,7 +106,7 @@ def _outcomes(
 ) -> list[dict[str, Any]]:
     parts = max(1, min(options.jobs * 4, len(seeds)))
     jobs = [
-        Job(profile, tuple(seeds[part::parts]), knobs, options.bug, options.trace)
+        Job(profile, tuple(seeds[part::parts]), knobs, options.bug, options.trace, options.ledgers)
         for profile in profiles
         for part in range(parts)
     ]
@@ -171,6 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         help="set a knob in place of what the seed draws (JSON); see tests/sim/world/knobs.py",
     )  # fmt: skip
     parser.add_argument("--trace", action="store_true", help="print what happened in failed runs")
+    parser.add_argument(
+        "--ledgers", default="", metavar="FOLDER",
+        help="write the ledger of each run there, as PROFILE-SEED.kvf for `kvferry ... --file`",
+    )  # fmt: skip
     parser.add_argument("--teeth", action="store_true", help="look for every seeded bug in turn")
     parser.add_argument("--bug", default="", help="apply a seeded bug, see tests/sim/bugs")
     parser.add_argument("--show", type=int, default=5, help="failed runs to print")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,8 +39,17 @@ class Outcome(msgspec.Struct, frozen=True):
     trace: tuple[str, ...] = ()
 
 
-def simulate(seed: int, knobs: Knobs, *, trace: bool = False) -> Outcome:
-    """Run a seed. To be called inside :func:`tests.sim.kernel.install.simulated`."""
+def simulate(
+    seed: int,
+    knobs: Knobs,
+    *,
+    trace: bool = False,
+    look: Callable[[World], None] | None = None,
+) -> Outcome:
+    """Run a seed. To be called inside :func:`tests.sim.kernel.install.simulated`.
+
+    ``look`` is called with what is left of the world at the end.
+    """
     kernel = Kernel(seed, preempt=knobs.preempt, keep_trace=trace)
     kernels.begin(kernel)
     errors, logger = Errors(), logging.getLogger("kvferry")
@@ -64,6 +73,8 @@ def simulate(seed: int, knobs: Knobs, *, trace: bool = False) -> Outcome:
             world.violations.add("errors", f"{name} ended with {error!r}")
         for line in errors.found:
             world.violations.add("errors", line)
+        if look is not None:
+            look(world)
         return Outcome(
             seed=seed,
             knobs=knobs,

@@ -95,7 +95,7 @@ class Exports:
         # The ledger ends what this offer covers.
         covers = [old for h in hashes[:-1] if (old := self._offers.pop(h, None)) is not None]
         self._offers[hashes[-1]] = offer
-        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
+        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
         self.leasing.offered(offer, tracked, ids, covers, awaited=awaited)
         return offer, blocks
 
@@ -118,7 +118,7 @@ class Exports:
         self._table.offer(hashes, block_ids[:blocks])
         offer = f"{self._incarnation}.{next(self._counter)}"
         self._offers[hashes[-1]] = offer
-        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session))
+        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
 
     @property
     def engine_blocks(self) -> int:

@@ -51,6 +51,8 @@ class Offered(NamedTuple):
     hashes: list[bytes]
     request: str
     session: str
+    tenant: str = ""
+    """Tag of the ``cache_salt`` of the request."""
 
 
 class Leased(NamedTuple):

@@ -17,7 +17,7 @@ Out: TypeAlias = tuple[str, Event, str]
 class _Offer:
     """One offer: a chain from its first block on, of which the first ``keep`` are still there."""
 
-    __slots__ = ("hashes", "id", "keep", "request", "rev", "session")
+    __slots__ = ("hashes", "id", "keep", "request", "rev", "session", "tenant")
 
     def __init__(self, item: Offered | HostOffered) -> None:
         self.id = item.offer
@@ -26,6 +26,7 @@ class _Offer:
         self.rev = 1
         self.request = item.request
         self.session = item.session
+        self.tenant = item.tenant if isinstance(item, Offered) else ""
 
     @property
     def tail(self) -> bytes:
@@ -156,6 +157,7 @@ class OfferBook:
             hashes=short_hashes(offer.hashes[: offer.keep], self._stride),
             request=offer.request,
             session=offer.session,
+            tenant=offer.tenant,
         )
 
     def _lease_of(self, lease: str, offer: _Offer, ttl_ms: int, why: str) -> Retained:

@@ -216,7 +216,8 @@ class Pulls:
         if hint is not None and take_hint(tracked, pull, hint):
             tracked.miss, pull.known = OBSERVE, True
         elif self._looker.has_plans():
-            tracked.miss, pull.miss = "plan_late", miss
+            # So it stays where the request ends before its plan: nothing waited for that.
+            tracked.miss, pull.miss = OBSERVE, miss
             self._looker.observe_plan(tracked, pull, lambda: self._observed(tracked, pull))
         else:
             tracked.miss, pull.known = miss or "no_coordinator", True
@@ -263,7 +264,9 @@ class Pulls:
             hint = joined.hints.read(tracked.params.hint, int(time.time() * 1000))
         except HintRefused as refused:
             log.info("request %s: hint ignored: %s", tracked.id, refused.reason)
+            tracked.hinted = refused.offer
             return None, refused.reason
+        tracked.hinted = hint.offer
         if hint.node == joined.node:
             return None, ""  # Our own blocks: the local prefix cache has them or nobody does.
         if hint.tier == OBSERVE and mode != OBSERVE:

@@ -28,6 +28,8 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
             miss=miss(tracked),
             session=tracked.session,
             external_id=tracked.params.id,
+            hinted=tracked.hinted,
+            tenant=tracked.tenant,
             position=tracked.position,
             tail=_sampled(tracked, tracked.prompt_blocks, stride),
         )
@@ -52,6 +54,8 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
         prefill_ms=pull.prefill_ms,
         model=MODEL if pull.predicted_ms or pull.prefill_ms else 0,
         upto=_sampled(tracked, pull.granted, stride) if loading else b"",
+        hinted=tracked.hinted,
+        tenant=tracked.tenant,
         position=tracked.position,
         waited_ms=tracked.waited_ms,
         tail=_sampled(tracked, tracked.prompt_blocks, stride),

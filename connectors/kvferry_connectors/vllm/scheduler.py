@@ -28,6 +28,7 @@ from kvferry_connectors.vllm.publishing import Publishing, written_blocks
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
+from kvferry_connectors.vllm.tenants import Tenants
 from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
 
 log = logging.getLogger("kvferry.vllm")
@@ -68,10 +69,12 @@ class SchedulerSide:
             incarnation=self._incarnation,
         )
         self._hosting = Hosting(options, self.outbox, self._table, self._pulls, looker)
+        key = load_key(options.key or None)
+        self._tenants = Tenants(key)
         self._joiner = Joiner(
             vllm_config,
             options,
-            load_key(options.key or None),
+            key,
             name,
             self._incarnation,
             self._table,
@@ -127,6 +130,7 @@ class SchedulerSide:
             return
         ok = shareable(request, self._algorithm)
         tracked = Tracked(request, self._block_size, time.monotonic(), ok)
+        tracked.tenant = self._tenants.tag(getattr(request, "cache_salt", None))
         self._requests[tracked.id] = tracked
         self.outbox.hand_over(Arrived(tracked))
         if self._publishing is not None:

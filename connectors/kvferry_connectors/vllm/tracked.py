@@ -163,6 +163,7 @@ class Tracked:
         "computing",
         "finished",
         "hashes",
+        "hinted",
         "id",
         "local_tokens",
         "miss",
@@ -180,6 +181,7 @@ class Tracked:
         "source",
         "start_block",
         "started",
+        "tenant",
         "told",
         "unannounced",
         "waited_ms",
@@ -195,6 +197,10 @@ class Tracked:
         self.prompt_tokens: int = request.num_prompt_tokens
         self.prompt_blocks = min(self.prompt_tokens // block_size, len(self.hashes))
         self.shareable = shareable
+        self.tenant = ""
+        """Tag of its ``cache_salt`` in the ledger; empty without one."""
+        self.hinted = ""
+        """The offer that its hint named; empty without a genuine one."""
         self.arrived = arrived
         self.pull: Pull | None = None
         self.miss = ""

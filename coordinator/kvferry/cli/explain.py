@@ -14,8 +14,10 @@ from kvferry.cli.progress import progress
 from kvferry.cli.times import clock, duration
 from kvferry.replay.blockstory import NAMED, as_hash
 from kvferry.replay.explain import ITEMS_MAX, explain
-from kvferry.replay.stories import REQUEST, MissCause, Story
+from kvferry.replay.fate import FATES
+from kvferry.replay.stories import REQUEST, SESSION, MissCause, Story
 from kvferry.replay.timing import Part
+from kvferry.replay.words import counted
 
 CAUSES_SHOWN_MAX = 20
 TIMED_SHOWN_MAX = 40
@@ -80,17 +82,22 @@ def _print(story: Story) -> None:
         render.line(f"of requests {names}")
     for item in story.items:
         detail = "  (detail)" if item.lane == "blocks" else ""
-        render.line(f"  {item.seq:>7}  {clock(item.stored_ms)}  {item.text}{detail}")
+        render.line(f"  {item.seq:>7}  {clock(item.by_ms)}  {item.text}{detail}")
     if story.truncated:
         render.line(f"  only the first {ITEMS_MAX} events are shown")
     _print_times(story.parts)
     render.line(f"\n{story.conclusion}")
-    for cause in story.causes[:CAUSES_SHOWN_MAX]:
-        render.line(f"why: {_why(cause, alone=len(story.causes) == 1)}")
-    if len(story.causes) > CAUSES_SHOWN_MAX:
-        render.line(f"why: {len(story.causes) - CAUSES_SHOWN_MAX:,} more; see --json")
+    # What the conclusion of a request says already is not said again.
+    whys = [one for one in story.causes if story.kind != REQUEST or one.how in FATES or one.offer]
+    alone = len({one.request for one in whys}) == 1 and story.kind != SESSION
+    for cause in whys[:CAUSES_SHOWN_MAX]:
+        render.line(f"why: {_why(cause, alone=alone)}")
+    if len(whys) > CAUSES_SHOWN_MAX:
+        render.line(f"why: {len(whys) - CAUSES_SHOWN_MAX:,} more; see --json")
     if story.cure:
         render.line(f"cure: {story.cure}")
+    if story.unread:
+        render.line(f"note: {_unread(story)}")
 
 
 def _print_times(parts: tuple[Part, ...]) -> None:
@@ -111,10 +118,17 @@ def _why(cause: MissCause, *, alone: bool) -> str:
     return f"{who}{cause.text}{when}"
 
 
+def _unread(story: Story) -> str:
+    many = f"{counted(story.unread, 'message')} could not be read and may be missing here"
+    return f"{many}; the first is {story.unread_why}"
+
+
 def _unknown(story: Story) -> str:
     text = f"the ledger knows no request, session, transfer or block {story.asked!r}"
     if as_hash(story.asked):
         text += f"; {NAMED}"
+    if story.unread:
+        text += f"; {_unread(story)}"
     near = (
         ("requests", story.near),
         ("sessions", story.near_sessions),

@@ -116,7 +116,7 @@ def _evicted(node: str, event: Evicted) -> str:
     if event.keep <= 0:
         return f"{node} no longer offers {event.offer}{lost}: {why}"
     kept = _n(event.keep, "block")
-    return f"{node} offers only the first {kept} of {event.offer} any more{lost}: {why}"
+    return f"{node} offers only the first {kept} of {event.offer} from now on{lost}: {why}"
 
 
 def _requested(node: str, event: Requested) -> str:

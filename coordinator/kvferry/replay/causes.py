@@ -16,8 +16,8 @@ class Cause(msgspec.Struct, frozen=True):
 _CAUSES: dict[str, tuple[str, str]] = {
     "nothing_held": (
         "no other node of the space offered any prefix of this prompt",
-        "normal for a first turn; if it is a later one, look with `kvferry explain` whether the "
-        "turn before left an offer, and give the node that held it more KV blocks if not",
+        "normal for a first turn; if it is a later one, `kvferry explain SESSION` tells what the "
+        "turn before left",
     ),
     "diverged": (
         "the prompt differs from what is held from that token on, so only the part before it "
@@ -45,13 +45,13 @@ _CAUSES: dict[str, tuple[str, str]] = {
         "coordinator runs, so start one with `kvferry up` or `kvferry coordinator`",
     ),
     "not_offered": (
-        "the source no longer held the blocks when it was asked",
+        "the source did not hold the blocks when it was asked",
         "the engine reused the memory: give the source more KV blocks or a larger lease budget",
     ),
     "too_dear": (
         "moving the blocks was predicted to take longer than computing them again",
-        "nothing to do if the prediction is right; compare predicted_ms with recompute_ms in "
-        "`kvferry explain`, and look at the link's rate in `kvferry status` if it is not",
+        "nothing to do if the prediction is right: `kvferry audit` says how right predictions are, "
+        "and `kvferry status` how fast the link was",
     ),
     "busy": (
         "the nodes that hold the prefix sent, or this one received, as much as they should at a "

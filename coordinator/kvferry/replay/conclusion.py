@@ -15,6 +15,8 @@ from kvferry.core.events import (
     Transferred,
 )
 from kvferry.replay.causes import cause
+from kvferry.replay.cures import cure_of
+from kvferry.replay.words import counted, duration
 
 _FAILURES: dict[str, str] = {
     "void": "the source had reused a block before the read was settled",
@@ -77,11 +79,18 @@ def predicted(event: Requested) -> str:
     """The numbers of a decision, in brackets; empty where it had none."""
     if not event.predicted_ms and not event.recompute_ms:
         return ""
-    queue = f", {event.queue_ms:.3g} ms of it waiting," if event.queue_ms else ""
+    queue = f", {duration(event.queue_ms)} of it waiting," if event.queue_ms else ""
+    source = f" from {event.source}" if event.source and not event.transfer else ""
     return (
-        f" (predicted: {event.predicted_ms:.3g} ms to move{queue} against "
-        f"{event.recompute_ms:.3g} ms to compute)"
+        f" (predicted: {duration(event.predicted_ms)} to move{source}{queue} against "
+        f"{duration(event.recompute_ms)} to compute)"
     )
+
+
+def waited(event: RequestEnded) -> float:
+    """Milliseconds from a request's arrival until its prompt was computed; 0 if not known."""
+    known = event.ttft_ms and event.prefill_ms
+    return max(0.0, event.ttft_ms - event.prefill_ms) if known else 0.0
 
 
 def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
@@ -95,15 +104,15 @@ def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
 def _ended(
     node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
 ) -> tuple[str, str]:
-    parts = f"{node} answered a prompt of {event.prompt_tokens} tokens: "
+    parts = f"{node} answered a prompt of {counted(event.prompt_tokens, 'token')}: "
     if event.pulled_tokens:
         took = _moved(event.request, events)
         return (
-            f"{parts}{event.pulled_tokens} pulled from {event.source or 'another node'}{took}, "
-            f"{event.local_tokens} from its own cache, {event.computed_tokens} computed",
+            f"{parts}{event.pulled_tokens:,} pulled from {event.source or 'another node'}{took}, "
+            f"{event.local_tokens:,} from its own cache, {event.computed_tokens:,} computed",
             "",
         )
-    own = f"{event.local_tokens} from its own cache, {event.computed_tokens} computed; "
+    own = f"{event.local_tokens:,} from its own cache, {event.computed_tokens:,} computed; "
     failed = [
         one for _, one in events if isinstance(one, TransferFailed) and one.request == event.request
     ]
@@ -111,12 +120,14 @@ def _ended(
         last = failed[-1]
         return (
             f"{parts}{own}a transfer from {last.source} failed at {last.stage}: {failure(last)}",
-            "the request was answered all the same; look at the source's log if it happens again",
+            cure_of("transfer_failed", last.reason, last.source),
         )
     miss = event.miss or _miss_of(event.request, events)
     if miss:
         known = cause(miss)
         numbers = _numbers(event.request, events)
+        if known.word in ("plan_late", "prefill_late") and waited(event):
+            numbers = f"{numbers}; it waited for {duration(waited(event))}"
         return f"{parts}{own}nothing was pulled because {known.meaning}{numbers}", known.cure
     return f"{parts}{own}nothing had to be pulled", ""
 
@@ -161,7 +172,7 @@ def _gone(node: str, asked: Requested, events: Sequence[tuple[str, AnyEvent]]) -
 def _moved(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
     for _, one in events:
         if isinstance(one, Transferred) and one.request == request:
-            return f" over {one.backend} in {one.total_ms:.0f} ms"
+            return f" over {one.backend} in {duration(one.total_ms)}"
     return ""
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import (
     Evicted,
@@ -16,8 +14,10 @@ from kvferry.core.events import (
     RequestEnded,
     Retained,
 )
+from kvferry.core.leases import LEASE_TIERS
 from kvferry.ids import sample_stride
 from kvferry.ports.log import Stored
+from kvferry.replay.kept import Background, Kept, Lease
 from kvferry.replay.stories import StoryItem, item
 from kvferry.replay.wanted import Wanted, split
 
@@ -27,45 +27,30 @@ LATE_MS = 10_000
 """An end that the ledger learns of so much later may still be why the blocks were not there."""
 
 
-class Kept(msgspec.Struct, kw_only=True):
-    """An offer or lease that may have been what a request wanted."""
-
-    offer: str
-    node: str
-    space: str
-    request: str
-    session: str
-    count: int
-    """Blocks at its longest."""
-    now: int
-    depths: dict[bytes, int]
-    """Hashes of wanted chains that it holds: how many blocks of the chain each commits to."""
-    begun: StoryItem
-    ended: StoryItem | None = None
-    """What ended it, or last shortened it."""
-    reason: str = ""
-
-    def depth(self, wanted: Wanted) -> int:
-        """Blocks of the wanted chain that it held; its whole length where no hash tells."""
-        if not wanted.hashes:
-            return self.count
-        return max((self.depths[one] for one in wanted.hashes & self.depths.keys()), default=0)
-
-
 class EarlierOffers:
-    """Fed the facts in order, it finds for each wanted run the offer that came nearest."""
+    """Fed the facts in order, it finds for each wanted run the offer that came nearest.
+
+    Attributes:
+        background: what was learned besides.
+        chosen: what was found so far.
+    """
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self._waiting = sorted(wanted, key=lambda one: one.seq)
         self._hashes = frozenset().union(*(one.hashes for one in self._waiting))
         self._sessions = {one.session for one in self._waiting if one.session}
+        self._hinted = {one.hinted for one in self._waiting if one.hinted}
+        self._hinted_chains: set[bytes] = set()
+        """What these offers hold, so that the longer ones that cover them are known too."""
         self._until_ms = max((one.stored_ms for one in self._waiting), default=0) + LATE_MS
         self._offers: dict[str, Kept] = {}
-        self._strides: dict[str, int] = {}
-        self._lives: dict[str, str] = {}
+        self._heirs: dict[str, str] = {}
+        """Offer to the longer one that covers it."""
+        self._leases: dict[str, Kept] = {}
         self._listed: dict[str, set[str]] = {}
         self._answered: set[str] = set()
         """Sessions of which a request has ended."""
+        self.background = Background()
         self.chosen: list[tuple[Wanted, Kept | None]] = []
 
     def done(self, stored: Stored) -> bool:
@@ -74,6 +59,7 @@ class EarlierOffers:
 
     def feed(self, stream: str, stored: Stored, batch: Batch) -> None:
         """One batch of facts."""
+        self.background.first_ms = self.background.first_ms or stored.stored_ms
         while self._waiting and self._waiting[0].seq <= stored.seq:
             wanted = self._waiting.pop(0)
             self.chosen.append((wanted, self._choose(wanted)))
@@ -88,18 +74,26 @@ class EarlierOffers:
 
     def _choose(self, wanted: Wanted) -> Kept | None:
         wanted.first_turn = wanted.session not in self._answered
+        hinted = wanted.hinted
+        while hinted in self._heirs:
+            hinted = self._heirs[hinted]
 
-        def worth(kept: Kept) -> tuple[int, bool, bool, int]:
-            depth = kept.depth(wanted)
+        def worth(kept: Kept) -> tuple[bool, int, bool, bool, bool, int]:
+            depth, own = kept.depth(wanted), kept.space == wanted.space
             # What the node itself still has, it need not get from others.
-            return depth, kept.node != wanted.node, kept.now >= depth, kept.begun.seq
+            other = kept.node != wanted.node
+            whole = kept.now >= depth
+            return own and depth > 0, depth, kept.offer == hinted, other, whole, kept.begun.seq
 
         near = [
             kept
             for kept in self._offers.values()
-            if kept.space == wanted.space
-            and kept.request != wanted.request
-            and (kept.depths.keys() & wanted.hashes or _of_session(kept, wanted))
+            if kept.request != wanted.request
+            and (
+                kept.offer == hinted
+                or _of_session(kept, wanted)
+                or (kept.space == wanted.space and kept.depths.keys() & wanted.hashes)
+            )
         ]
         return max(near, key=worth, default=None)
 
@@ -111,28 +105,34 @@ class EarlierOffers:
             case Retained():
                 self._retained(batch, event, item(stream, stored, batch, entry))
             case Evicted():
-                self._evicted(event, batch, stored, stream, entry)
+                self._evicted(event, batch, item(stream, stored, batch, entry))
             case NodeJoined():
-                if event.block_size > 0:
-                    self._strides[batch.node] = sample_stride(event.block_size)
-                if self._lives.get(batch.node, event.incarnation) != event.incarnation:
-                    self._gone(batch.node, "restarted", item(stream, stored, batch, entry))
-                self._lives[batch.node] = event.incarnation
+                known = self.background.joined.get((batch.space, batch.node))
+                if known is not None and known.incarnation != event.incarnation:
+                    told = item(stream, stored, batch, entry)
+                    self._gone(batch.space, batch.node, "restarted", told)
+                self.background.joined[batch.space, batch.node] = event
             case NodeLeft():
-                self._gone(event.node, "node_left", item(stream, stored, batch, entry))
+                told = item(stream, stored, batch, entry)
+                self._gone(batch.space, event.node, "node_left", told)
             case NodeClosed():
-                self._gone(batch.node, "node_closed", item(stream, stored, batch, entry))
+                told = item(stream, stored, batch, entry)
+                self._gone(batch.space, batch.node, "node_closed", told)
             case Inventory():
                 self._inventory(batch, event, item(stream, stored, batch, entry))
 
     def _retained(self, batch: Batch, event: Retained, told: StoryItem) -> None:
-        stride = self._strides.get(batch.node, 1)
+        joined = self.background.joined.get((batch.space, batch.node))
+        block_size = joined.block_size if joined is not None else 0
+        stride = sample_stride(block_size) if block_size > 0 else 1
         depths = {
             one: min(event.count, (event.base // stride + at + 1) * stride)
             for at, one in enumerate(split(event.hashes))
             if one in self._hashes
         }
-        if not depths and event.session not in self._sessions:
+        if not depths and not self._concerns(event):
+            return
+        if event.tier in LEASE_TIERS and self._lease(batch, event, told):
             return
         known = self._offers.get(event.offer)
         if known is not None and known.now > 0:
@@ -148,15 +148,41 @@ class EarlierOffers:
             space=batch.space,
             request=event.request,
             session=event.session,
+            tenant=event.tenant,
+            tier=event.tier,
+            tail=event.tail,
             count=event.count,
             now=event.count,
             depths=depths,
             begun=told,
         )
 
-    def _evicted(
-        self, event: Evicted, batch: Batch, stored: Stored, stream: str, entry: Entry
-    ) -> None:
+    def _concerns(self, event: Retained) -> bool:
+        """Whether a hint or a session ties the offer to what was wanted."""
+        if event.offer in self._hinted:
+            self._hinted_chains.update(split(event.hashes))
+            return True
+        covers = self._hinted_chains and not self._hinted_chains.isdisjoint(split(event.hashes))
+        return bool(covers) or event.session in self._sessions
+
+    def _lease(self, batch: Batch, event: Retained, told: StoryItem) -> bool:
+        """Note the lease with the offer whose blocks it keeps; False where that is not known."""
+        known = self._leases.get(event.offer)
+        if known is not None:
+            return True  # Renewed.
+        for kept in reversed(self._offers.values()):
+            if kept.leased_by(event, batch.node):
+                self._leases[event.offer] = kept
+                kept.lease = Lease(name=event.offer, begun=told, why=event.why)
+                return True
+        return False
+
+    def _evicted(self, event: Evicted, batch: Batch, told: StoryItem) -> None:
+        leased = self._leases.pop(event.offer, None)
+        if leased is not None:
+            if leased.lease is not None and leased.lease.name == event.offer:
+                leased.lease.ended, leased.lease.reason = told, event.reason
+            return  # Its blocks may live on in the cache.
         kept = self._offers.get(event.offer)
         if kept is None or kept.node != batch.node or event.keep >= kept.now:
             return
@@ -164,15 +190,16 @@ class EarlierOffers:
         if heir is not None:
             # A longer run of the same chain on the same node: nothing is lost.
             heir.depths.update(kept.depths)
+            self._heirs[event.offer] = heir.offer
             del self._offers[event.offer]
             return
         kept.now = max(0, event.keep)
-        kept.ended = item(stream, stored, batch, entry)
+        kept.ended = told
         kept.reason = event.reason
 
-    def _gone(self, node: str, reason: str, told: StoryItem) -> None:
+    def _gone(self, space: str, node: str, reason: str, told: StoryItem) -> None:
         for kept in self._offers.values():
-            if kept.node == node and kept.space == told.space and kept.now > 0:
+            if (kept.space, kept.node) == (space, node) and kept.now > 0:
                 kept.now, kept.ended, kept.reason = 0, told, reason
 
     def _inventory(self, batch: Batch, event: Inventory, told: StoryItem) -> None:

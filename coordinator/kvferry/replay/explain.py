@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 from kvferry.core.envelope import Batch, Entry
@@ -12,16 +11,15 @@ from kvferry.errors import CodecError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored
 from kvferry.replay.blockstory import BlockSearch, as_hash, conclude_block
 from kvferry.replay.conclusion import conclude
-from kvferry.replay.earlier import EarlierOffers
-from kvferry.replay.fate import fate
 from kvferry.replay.fold import Progress
+from kvferry.replay.inorder import in_order
 from kvferry.replay.reading import closing
 from kvferry.replay.related import Related
 from kvferry.replay.sessionstory import conclude_session, conclude_transfer
 from kvferry.replay.step import read_batch
-from kvferry.replay.stories import BLOCK, SESSION, TRANSFER, MissCause, Story, StoryItem, item
+from kvferry.replay.stories import BLOCK, SESSION, TRANSFER, Story, StoryItem, item
 from kvferry.replay.timing import parts
-from kvferry.replay.wanted import wanted_in
+from kvferry.replay.whys import whys
 
 ITEMS_MAX = 5_000
 PINS_MAX = 50_000
@@ -34,6 +32,18 @@ class Selector(Protocol):
     transfers: set[str]
 
     def concerns(self, batch: Batch, entry: Entry) -> bool: ...
+
+
+class Unread:
+    """Messages that this version cannot read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.why = ""
+
+    def note(self, stored: Stored, error: CodecError) -> None:
+        self.count += 1
+        self.why = self.why or f"message {stored.seq}: {error}"
 
 
 async def explain(log: LogPort, asked: str, *, progress: Progress | None = None) -> Story:
@@ -50,12 +60,13 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
         LedgerUnavailable: the log does not answer.
     """
     related = Related(asked)
-    async for _, batch in _batches(log, FACTS_STREAM, progress):
+    unread = Unread()
+    async for _, batch in _batches(log, FACTS_STREAM, progress, unread):
         for entry in batch.entries:
             related.learn(entry)
     if not related.found:
         block = as_hash(asked)
-        story = await _explain_block(log, asked, block, progress) if block else None
+        story = await _explain_block(log, asked, block, progress, unread) if block else None
         if story is not None:
             return story
     items, truncated = await _select(log, related, progress)
@@ -67,9 +78,11 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
             near=near,
             near_sessions=sessions,
             near_transfers=transfers,
+            unread=unread.count,
+            unread_why=unread.why,
         )
-    causes, earlier = await _causes(log, items, progress)
-    items = _ordered(_merged(items, earlier))
+    causes, earlier = await whys(log, items, _batches(log, FACTS_STREAM, progress))
+    items = in_order(_merged(items, earlier))
     events = [(one.node, one.body) for one in items]
     if related.kind == SESSION:
         conclusion, cure = conclude_session(asked, items)
@@ -77,6 +90,7 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
         conclusion, cure = conclude_transfer(asked, items)
     else:
         conclusion, cure = conclude(events)
+    cures = tuple(dict.fromkeys(one.cure for one in causes if one.cure))
     return Story(
         asked=asked,
         found=True,
@@ -87,13 +101,15 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
         parts=parts(events),
         conclusion=conclusion,
         causes=causes,
-        cure=cure,
+        cure=" ".join(cures) or cure,
         truncated=truncated,
+        unread=unread.count,
+        unread_why=unread.why,
     )
 
 
 async def _explain_block(
-    log: LogPort, asked: str, block: bytes, progress: Progress | None
+    log: LogPort, asked: str, block: bytes, progress: Progress | None, unread: Unread
 ) -> Story | None:
     search = BlockSearch(block)
     for stream in (FACTS_STREAM, BLOCKS_STREAM):
@@ -113,34 +129,9 @@ async def _explain_block(
         parts=parts((one.node, one.body) for one in items),
         conclusion=conclude_block(search, items),
         truncated=truncated,
+        unread=unread.count,
+        unread_why=unread.why,
     )
-
-
-async def _causes(
-    log: LogPort, items: list[StoryItem], progress: Progress | None
-) -> tuple[tuple[MissCause, ...], list[StoryItem]]:
-    """What became of what the story's requests wanted, and the events that tell it."""
-    wanted = wanted_in(items)
-    if not wanted:
-        return (), []
-    offers = EarlierOffers(wanted)
-    async with aclosing(_batches(log, FACTS_STREAM, progress)) as batches:
-        async for stored, batch in batches:
-            if offers.done(stored):
-                break
-            offers.feed(FACTS_STREAM, stored, batch)
-    causes: list[MissCause] = []
-    told_by: list[StoryItem] = []
-    for one, kept in offers.finish():
-        cause = fate(one, kept)
-        if cause is None:
-            continue
-        causes.append(cause)
-        if kept is not None:
-            told_by.append(kept.begun)
-            if kept.ended is not None and cause.ended_seq:
-                told_by.append(kept.ended)
-    return tuple(causes), told_by
 
 
 def _asking(items: list[StoryItem]) -> set[str]:
@@ -174,22 +165,17 @@ async def _select(
                     if len(items) < ITEMS_MAX:
                         items.append(item(stream, stored, batch, entry))
                     else:
-                        return _ordered(items), True
+                        return in_order(items), True
                 elif isinstance(entry.event, PinEnded) and len(pins) < PINS_MAX:
                     pins[entry.event.transfer] = item(stream, stored, batch, entry)
     items += [pin for transfer, pin in pins.items() if transfer in related.transfers]
-    return _ordered(items), False
-
-
-def _ordered(items: list[StoryItem]) -> list[StoryItem]:
-    # Sequences order one stream; between the two only the store time does.
-    return sorted(items, key=lambda item: (item.stored_ms, item.stream, item.seq))
+    return in_order(items), False
 
 
 async def _batches(
-    log: LogPort, stream: str, progress: Progress | None
+    log: LogPort, stream: str, progress: Progress | None, unread: Unread | None = None
 ) -> AsyncGenerator[tuple[Stored, Batch]]:
-    """The readable batches of a stream up to its present end; others are `status`'s business."""
+    """The readable batches of a stream up to its present end; the others go to ``unread``."""
     last = (await log.bounds(stream)).last if progress is not None else 0
     async with closing(log.read(stream)) as messages:
         async for stored in messages:
@@ -197,6 +183,8 @@ async def _batches(
                 progress(stored.seq, last)
             try:
                 batch = read_batch(stored)
-            except CodecError:
+            except CodecError as error:
+                if unread is not None:
+                    unread.note(stored, error)
                 continue
             yield stored, batch

@@ -15,6 +15,7 @@ from kvferry.core.events import (
 from kvferry.core.story import PIN_ENDS
 from kvferry.replay.causes import cause
 from kvferry.replay.conclusion import failure, predicted
+from kvferry.replay.cures import cure_of
 from kvferry.replay.stories import StoryItem
 from kvferry.replay.words import counted, duration
 
@@ -99,7 +100,7 @@ def conclude_transfer(transfer: str, items: Sequence[StoryItem]) -> tuple[str, s
             case TransferFailed() as lost:
                 ended = True
                 parts.append(f"it failed at {lost.stage}: {failure(lost)}; the prompt was computed")
-                cure = f"look at the log of {lost.source} if it happens again"
+                cure = cure_of("transfer_failed", lost.reason, lost.source)
             case PinEnded() as pin:
                 why = PIN_ENDS.get(pin.how, pin.how)
                 parts.append(f"{one.node} held them for {duration(pin.held_ms)} and says: {why}")

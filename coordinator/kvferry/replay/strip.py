@@ -24,13 +24,14 @@ RENAMED = {
     "prefill_request": "r",
     "decode_request": "r",
     "session": "s",
+    "tenant": "t",
 }
-"""Fields that name a request or a session, and what a pseudonym begins with."""
+"""Fields that name a request, a session or a tenant, and what a pseudonym begins with."""
 EMPTIED = frozenset({"detail", "who"})
 """Fields of free text that may quote anything."""
 KEPT = frozenset(
     {
-        *("transfer", "offer", "superseded_by", "object", "digest", "fingerprint"),
+        *("transfer", "offer", "hinted", "superseded_by", "object", "digest", "fingerprint"),
         *("source", "source_incarnation", "target", "peer", "node", "incarnation", "replica"),
         *("prefill_node", "decode_node", "address", "version", "role", "backend", "basis"),
         *("miss", "reason", "why", "how", "stage", "fence", "verify", "outcome", "reuse", "tier"),

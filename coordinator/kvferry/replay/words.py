@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def duration(ms: float) -> str:
     """A length of time in the largest unit that keeps it readable."""
+    if 0 < ms < 10:
+        return f"{ms:.2g} ms"
     if ms < 1_000:
         return f"{ms:.0f} ms"
     if ms < 120_000:

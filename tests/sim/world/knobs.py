@@ -50,6 +50,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """Share of messages to and from the ledger that are lost, repeated or late."""
     stream_bytes: int = 1 << 30
     checkpoint_s: float = 60.0
+    fixed_ports: bool = False
+    """A node that is started again serves its peers where the one before did."""
     outbox_facts: int = 8192
     batch_events: int = 256
 

@@ -24,6 +24,8 @@ from kvferry_connectors.vllm.scheduler import SchedulerSide
 from kvferry_connectors.vllm.worker import WorkerSide
 
 CLUSTER_KEY = "hex:" + "5a" * 32
+PEER_PORT = 7_400
+"""Where every node's peers find it, if it is not to be chosen anew for each process."""
 
 
 class FullAttentionSpec:
@@ -231,6 +233,7 @@ class Node:
             model_id="sim",
             key=CLUSTER_KEY,
             host=self.name,
+            peer_port=PEER_PORT if knobs.fixed_ports else 0,
             pin_timeout_ms=knobs.pin_timeout_ms,
             pin_ms=knobs.pin_ms,
             transfer_timeout_ms=knobs.transfer_timeout_ms,

@@ -179,7 +179,9 @@ def test_a_request_that_ends_before_its_plan_is_recorded_once(target: Target) ->
     target.pulls.announce(one, ended=True)
     target.plans.answer(plan(8))
     (event,) = target.recorded()
-    assert (event.miss, event.source) == ("plan_late", "")
+    # Nothing waited for the plan, so it was not late: what it would have said is not known.
+    assert (event.miss, event.source, event.granted) == ("observe", "", 0)
+    assert one.miss == "observe"
 
 
 def test_a_hint_that_proves_the_prefix_needs_no_plan(target: Target) -> None:
@@ -191,6 +193,26 @@ def test_a_hint_that_proves_the_prefix_needs_no_plan(target: Target) -> None:
         assert (event.miss, event.source, event.basis) == ("observe", "p0", "hint")
         assert event.granted == 6
     assert target.plans.asked == []
+
+
+def test_the_offer_that_a_genuine_hint_named_is_recorded_whatever_becomes_of_the_hint(
+    target: Target,
+) -> None:
+    expired = target.hints.sign(Hint("p0", SPACE, "a:1", "inc", "o.2", 6, chain(6)[-1], 1))
+    there = HintBook(KEY, "other-0123456789ab")
+    apart = there.sign(Hint("p1", "other-0123456789ab", "a:1", "inc", "o.3", 6, b"t" * 32, HOUR_MS))
+    for given, offer in (
+        (target.hint(chain(6)), "o.1"),
+        (expired, "o.2"),
+        (apart, "o.3"),
+        ({**expired, "mac": ""}, ""),
+        (None, ""),
+    ):
+        one = request(hint=given)
+        target.plans.live = False
+        target.begin(one)
+        target.admit(one)
+        assert [event.hinted for event in target.recorded()] == [offer]
 
 
 def test_a_hint_that_proves_nothing_is_left_to_the_plan(target: Target) -> None:

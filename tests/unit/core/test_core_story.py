@@ -50,7 +50,7 @@ STORIES: list[tuple[Event, str]] = [
     ),
     (
         Evicted(offer="o", rev=2, keep=3, reason="superseded", superseded_by="o2"),
-        "n0 offers only the first 3 blocks of o any more: a longer run covers it: o2",
+        "n0 offers only the first 3 blocks of o from now on: a longer run covers it: o2",
     ),
     (
         Evicted(offer="", rev=0, keep=0, reason="reuse", count=9),

@@ -64,7 +64,7 @@ EVICTED = """\
   10.4 s  p0 ended request turn-2 (stop): 1,060 prompt tokens = 0 local + 0 pulled + \
 1,060 computed, 8 tokens out, first token after 120 ms
 
-p0 answered a prompt of 1060 tokens: 0 from its own cache, 1060 computed; nothing was pulled \
+p0 answered a prompt of 1,060 tokens: 0 from its own cache, 1,060 computed; nothing was pulled \
 because no other node of the space offered any prefix of this prompt
 why: evicted: d0 had offered 64 blocks of it (d0.1 of request turn-1); gone after 6.5 s, \
 2.5 s before it was wanted: the engine needed the memory
@@ -88,7 +88,8 @@ async def test_a_prompt_without_a_session_is_known_by_its_chain() -> None:
     story = await told(*turn_1(""), (7.5, "d0", lost()), *turn_2(session=""), own)
     assert why(story) == EVICTED.splitlines()[-1].removeprefix("why: ")
     # Without its chain on record there is nothing that ties it to anything.
-    assert (await told(*turn_1(""), (7.5, "d0", lost()), *turn_2(session=""))).causes == ()
+    (alone,) = (await told(*turn_1(""), (7.5, "d0", lost()), *turn_2(session=""))).causes
+    assert (alone.how, alone.source) == ("nothing_held", "")
 
 
 async def test_a_run_that_only_lost_its_end_says_what_stayed() -> None:
@@ -166,9 +167,11 @@ async def test_diverged_says_at_which_token_and_what_was_still_shared() -> None:
     story = await told(*turn_1(), *turn_2("diverged@512"), (10.4, "p0", own))
     assert "from token 512 on" in story.conclusion
     assert why(story) == (
-        "diverged: d0 had offered 32 blocks of it (d0.1 of request turn-1) and still did; the "
-        "prompt differs from there on"
+        "diverged at token 512: d0 offered 64 blocks (d0.1 of request turn-1), of which the first "
+        "32 are this prompt's"
     )
+    assert (story.causes[0].token, story.causes[0].blocks) == (512, 32)
+    assert "byte for byte" in story.cure
 
 
 async def test_too_dear_gives_the_numbers_and_a_late_plan_says_so() -> None:
@@ -177,7 +180,9 @@ async def test_too_dear_gives_the_numbers_and_a_late_plan_says_so() -> None:
     assert story.conclusion.endswith(
         "(predicted: 140 ms to move, 60 ms of it waiting, against 90 ms to compute)"
     )
-    assert story.causes == ()
+    (cause,) = story.causes
+    assert (cause.how, cause.predicted_ms, cause.queue_ms) == ("too_dear", 140.0, 60.0)
+    assert cause.recompute_ms == 90.0
     story = await told(*turn_1(), *turn_2("plan_late"))
     assert "the coordinator did not answer within the plan's deadline" in story.conclusion
     story = await told(*turn_1(), *turn_2("space_mismatch"))
@@ -206,7 +211,9 @@ async def test_a_failed_transfer_says_where_why_and_what_its_source_lost() -> No
         "a transfer from d0 failed at settle: the source had reused a block before the read was "
         "settled, fenced by socket_closed"
     )
-    assert story.causes[0].how == "evicted_late"
+    failed, lost_it = story.causes
+    assert (failed.how, failed.stage, failed.reason) == ("transfer_failed", "settle", "void")
+    assert (lost_it.how, lost_it.before_ms) == ("evicted_late", -100)
     assert [(one.what, one.ms) for one in story.parts[:2]] == [
         ("pinned for p0", 30.0),
         ("a transfer from d0 that failed at settle", 31.0),

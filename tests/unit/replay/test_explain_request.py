@@ -30,8 +30,8 @@ async def test_a_router_id_tells_the_whole_turn_in_order() -> None:
     # Between the two streams only the store time orders, and that may be equal.
     assert ("p0", "produced") in [(item.node, item.event) for item in story.items]
     assert [(one.node, one.event) for one in story.items if one.lane != "blocks"] == [
-        ("d0", "pin_ended"),
         ("p0", "requested"),
+        ("d0", "pin_ended"),
         ("p0", "transferred"),
         ("p0", "request_ended"),
         ("p0", "retained"),
@@ -41,7 +41,7 @@ async def test_a_router_id_tells_the_whole_turn_in_order() -> None:
         ("r0", "turn_ended"),
     ]
     assert all(item.text for item in story.items)
-    assert "1024 pulled from d0 over tcp in 31 ms" in story.conclusion
+    assert "1,024 pulled from d0 over tcp in 31 ms" in story.conclusion
     assert "36 computed" in story.conclusion
     assert cause("too_dear").meaning in story.conclusion
     assert story.cure == cause("too_dear").cure

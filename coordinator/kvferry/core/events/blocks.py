@@ -41,6 +41,9 @@ class Retained(Event, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     """What a lease is for: ``handover`` (another engine is about to read it), ``retain`` (the
     client asked), ``expected`` (its next turn is likely and memory is short)."""
+    tenant: str = ""
+    """Tag of the ``cache_salt`` that the blocks were made under, as ``requested`` has it; empty
+    without a salt, and for blocks in the host tier."""
 
 
 class Evicted(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,12 +25,14 @@ class HintRefused(KVFerryError):
 
     Attributes:
         reason: ``bad_hint`` (malformed or forged), ``expired_hint`` or ``space_mismatch``.
+        offer: what a genuine hint named; empty for a ``bad_hint``.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", *, offer: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+        self.offer = offer
 
 
 class Hint(msgspec.Struct, frozen=True):
@@ -108,9 +110,11 @@ class HintBook:
         if not genuine:
             raise HintRefused("bad_hint", "its MAC does not fit; do all nodes load the same key?")
         if hint.space != self._space:
-            raise HintRefused("space_mismatch", f"{self._space} here, {hint.space} there")
+            where = f"{self._space} here, {hint.space} there"
+            raise HintRefused("space_mismatch", where, offer=hint.offer)
         if hint.expires_ms <= now_ms:
-            raise HintRefused("expired_hint", f"{now_ms - hint.expires_ms} ms ago")
+            ago = f"{now_ms - hint.expires_ms} ms ago"
+            raise HintRefused("expired_hint", ago, offer=hint.offer)
         return hint
 
     def _mac(self, hint: Hint) -> str:
