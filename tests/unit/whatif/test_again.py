@@ -1,0 +1,106 @@
+"""Recorded decisions are decided again: the same ones, and those that were not taken so."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.whatif.ledgers import FIRST, Ledger
+
+from kvferry.errors import ConfigError
+from kvferry.replay.whatif.policy import Policy
+
+
+async def shared() -> tuple[Ledger, int]:
+    """d0 has a conversation, p0 none; the position at which that is known."""
+    ledger = Ledger()
+    await ledger.join("p0", blocks=500)
+    await ledger.join("d0", blocks=500)
+    return ledger, await ledger.turn("d0", "talk", FIRST)
+
+
+@pytest.mark.parametrize(
+    ("talk", "asked", "same"),
+    [
+        ("talk", {"source": "d0", "pulled": 16}, True),
+        ("talk", {"source": "d1", "pulled": 16}, False),
+        ("talk", {}, False),
+        ("other", {}, True),
+        ("other", {"source": "d0", "pulled": 16}, False),
+        ("other", {"basis": "told"}, True),
+        ("talk", {"basis": "told"}, False),
+        ("talk", {"source": "d0", "pulled": 16, "basis": "hint", "options": ()}, True),
+    ],
+)
+async def test_only_what_would_be_decided_so_counts_as_reproduced(
+    talk: str, asked: dict[str, object], same: bool
+) -> None:
+    ledger, position = await shared()
+    await ledger.turn("p0", talk, FIRST, position=position, **asked)  # type: ignore[arg-type]
+    report = await ledger.ask(force=False)
+    assert report.decisions == 1, report.not_decided
+    assert (report.reproduced, report.enough) == ((1.0, True) if same else (0.0, False))
+    assert (report.computed_tokens is None) is not same
+    if not same:
+        (kind,) = report.kinds
+        assert kind.why
+        assert kind.examples[0].node == "p0"
+
+
+async def test_a_decision_is_taken_where_it_was_taken_not_where_it_is_told() -> None:
+    """By the time that p0 tells of its miss, d0 has offered the conversation."""
+    for late, same in ((False, True), (True, False)):
+        ledger = Ledger()
+        before = await ledger.join("p0", blocks=500)
+        await ledger.join("d0", blocks=500)
+        after = await ledger.turn("d0", "talk", FIRST)
+        await ledger.turn("p0", "talk", FIRST, position=after if late else before)
+        report = await ledger.ask(force=False)
+        assert (report.decisions, report.enough) == (1, same)
+
+
+async def test_circumstances_are_no_decisions() -> None:
+    ledger, _ = await shared()
+    for miss in ("no_coordinator", "plan_late", "reuse_off", "paused"):
+        await ledger.turn("p0", "talk", FIRST, miss=miss)
+    report = await ledger.ask(force=False)
+    assert (report.decisions, report.enough) == (0, True)
+    assert report.not_decided["plan_late"] == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_request_that_leaves_no_offer_is_known_by_its_last_sample(named: bool) -> None:
+    """As one that repeats another to its last token does."""
+    ledger, position = await shared()
+    asked: dict[str, object] = {} if named else {"tail": b""}
+    await ledger.turn(
+        "p0", "talk", FIRST, source="d0", pulled=16, leaves=False, position=position, **asked
+    )
+    report = await ledger.ask(force=False)
+    assert (report.decisions, report.enough) == (1, named)
+    if not named:
+        assert "left no offer" in next(iter(report.kinds[0].why))
+
+
+async def test_an_empty_ledger_and_ranges_outside_are_told() -> None:
+    ledger = Ledger()
+    with pytest.raises(ConfigError, match="empty"):
+        await ledger.ask()
+    ledger, _ = await shared()
+    with pytest.raises(ConfigError, match="messages 1 to 4"):
+        await ledger.ask(first=50)
+    with pytest.raises(ConfigError, match="messages 1 to 4"):
+        await ledger.ask(last=0)
+
+
+async def test_unknown_nodes_suggest_near_ones() -> None:
+    ledger, _ = await shared()
+    with pytest.raises(ConfigError, match="no node 'd00'; did you mean d0"):
+        await ledger.ask(Policy(links={"d00>p0": 1e9}))
+
+
+async def test_a_range_begins_with_what_stood_before_it() -> None:
+    ledger, position = await shared()
+    first = position + 1
+    await ledger.turn("p0", "talk", FIRST, position=position, source="d0", pulled=16)
+    report = await ledger.ask(first=first, force=False)
+    assert (report.first, report.decisions) == (first, 1)
+    assert report.not_decided == {}
