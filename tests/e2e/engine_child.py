@@ -35,6 +35,8 @@ class Answer:
     text: str = ""
     choices: list[list[int]] = field(default_factory=list)
     """The tokens of each sample, where ``n`` asked for several."""
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Of each output token the likeliest ones, where ``logprobs`` were asked for."""
 
     @property
     def report(self) -> dict[str, Any]:
@@ -144,6 +146,10 @@ class Child(Probes):
             dict(output.kv_transfer_params or {}),
             str(completion.text),
             [list(sample.token_ids) for sample in output.outputs],
+            [
+                {token: one.logprob for token, one in each.items()}
+                for each in completion.logprobs or ()
+            ],
         )
         self.pipe.send(("answer", (output.request_id, answer)))
 
@@ -153,8 +159,11 @@ class Child(Probes):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        extra = {"kv_transfer_params": {"kvferry": kvferry}} if kvferry is not None else None
         given = {"temperature": 0.0, "ignore_eos": True, **sampling}
+        asked = given.pop("kv_transfer_params", {})
+        if kvferry is not None:
+            asked = {**asked, "kvferry": kvferry}
+        extra = {"kv_transfer_params": asked} if asked else None
         if sampling.get("n", 1) > 1:  # One answer with every sample in it.
             given["output_kind"] = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(max_tokens=tokens, extra_args=extra, **given)

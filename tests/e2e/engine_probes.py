@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -40,6 +41,11 @@ class Probes:
             if type(one).__name__ == "KVFerryConnector":
                 return one._scheduler
         return None
+
+    def probe_call(self, what: str, *args: Any) -> Any:
+        """``module:function`` of the tests, called with this child and ``args``."""
+        module, _, name = what.partition(":")
+        return getattr(importlib.import_module(module), name)(self, *args)
 
     def probe_free_blocks(self) -> int:
         return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())

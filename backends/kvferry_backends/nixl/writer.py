@@ -26,8 +26,8 @@ from kvferry_backends.nixl.library import find
 from kvferry_backends.nixl.options import NixlOptions, parse_options
 from kvferry_backends.options import convert_options
 
-KINDS = ("cuda", "host")
-"""Of a target's memory, in the order in which they are tried."""
+OTHER = {"host": "cuda", "cuda": "host"}
+"""The kind of memory that is tried when the target's is not of the same kind as ours."""
 
 
 class NixlWriterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class NixlWriter:
         try:
             agent.register([(area.address, area.length)], area.kind, area.device)
             peer = agent.meet(metadata)
-            target = NixlTarget(agent, peer, area, _kind(agent, peer, probe))
+            target = NixlTarget(agent, peer, area, _kind(agent, peer, probe, area.kind))
         except BaseException:
             agent.end()
             raise
@@ -150,7 +150,7 @@ class NixlWriting:
         return self._agent.ended(self._transfer)
 
 
-def _kind(agent: Agent, peer: str, probe: Sequence[Piece]) -> str:
+def _kind(agent: Agent, peer: str, probe: Sequence[Piece], ours: str) -> str:
     """The kind of the target's memory.
 
     Raises:
@@ -158,7 +158,7 @@ def _kind(agent: Agent, peer: str, probe: Sequence[Piece]) -> str:
     """
     table = np.array([(p.remote, p.length, p.device, p.length, 1) for p in probe], dtype=np.uint64)
     reasons = []
-    for kind in KINDS:
+    for kind in (ours, OTHER[ours]):
         try:
             agent.prepare(peer, table, kind)
         except AgentError as error:

@@ -135,8 +135,7 @@ class Sender:
             send.stop("closed")
         deadline = time.monotonic() + CLOSE_S
         for send in left:
-            send.join(max(0.0, deadline - time.monotonic()))
-            if send.is_alive():
+            if not send.join(max(0.0, deadline - time.monotonic())):
                 log.error("tilert: the send of %s does not end", send.request)
         if self._targets is not None:
             self._targets.close()

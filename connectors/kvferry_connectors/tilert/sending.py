@@ -30,8 +30,9 @@ log = logging.getLogger("kvferry.tilert")
 _END = -1
 
 
-class Send(threading.Thread):
-    """Runs from the order to the outcome. The engine's thread hands layers over and never waits.
+class Send:
+    """Goes on, on a thread of its own, from the order to the outcome. The engine's thread hands
+    layers over and never waits.
 
     It owns its staging range until the engine has copied all that it will, each of those copies is
     done, and every write is in place or fenced.
@@ -53,7 +54,9 @@ class Send(threading.Thread):
     ) -> None:
         """``plays`` are the node's sender ranks whose part this process takes; ``told`` is called
         once with the outcome, and ``gone`` when the staging range is given back."""
-        super().__init__(name=f"kvferry-tilert-{wanted.rid[:32]}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"kvferry-tilert-{wanted.rid[:32]}", daemon=True
+        )
         self.request = request
         self._wanted = wanted
         self._where = f"{wanted.host}:{wanted.port}"
@@ -93,9 +96,18 @@ class Send(threading.Thread):
             self._stop_reason = reason
             self._stopping.set()
 
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its thread; whether that has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     # --- its own thread -----------------------------------------------------------------------
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Send, tell the outcome, and give the staging range back when nobody uses it."""
         safe = True
         met: Met | None = None
