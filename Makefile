@@ -50,7 +50,7 @@ $(VENV)/.engine: $(VENV)/bin/python pyproject.toml $(ENGINE_FILES)
 	@$(BIN)/python -c "import torch; print('torch==' + torch.__version__)" > $(VENV)/constraints.txt
 	$(PIP) install --quiet -r deploy/cpu/requirements.txt -c $(VENV)/constraints.txt
 	$(PIP) install --quiet --no-deps -r deploy/cpu/requirements-nodeps.txt
-	$(PIP) install --quiet --editable '.[embedded,vllm,nixl,router,perfetto,dev]' -c $(VENV)/constraints.txt
+	$(PIP) install --quiet --editable '.[embedded,vllm,nixl,tilert,router,perfetto,dev]' -c $(VENV)/constraints.txt
 	@touch $@ $(VENV)/.kvferry
 
 # Without it the tests that need it are skipped by name, and fail where CI is set.

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.plane import Plane
 from tests.tilert.nodes import DecodeNode, NodeOptions, missing
+from tests.tilert.original import OriginalSender
+from tests.tilert.parts import WORDS, Parts
+from tests.tilert.rig import make_tokenizer
 
 StartNode = Callable[..., DecodeNode]
 
@@ -49,3 +53,26 @@ def decode_node(
     finally:
         for node in made:
             node.stop()
+
+
+@pytest.fixture(scope="session")
+def parts(tilert_package: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    """A ledger with its coordinator, two nodes with spy engines, and TileRT's own sender."""
+    folder = tmp_path_factory.mktemp("pool")
+    made: list[DecodeNode] = []
+    start = node_starter(folder, made)
+    plane = Plane(folder)
+    sender: OriginalSender | None = None
+    try:
+        for _ in range(2):
+            start(wait=False, spy={"tokens": WORDS})
+        plane.start_coordinator()
+        sender = OriginalSender(folder / "sender.log")
+        nodes = {f"t{i}": node.wait_ready() for i, node in enumerate(made)}
+        yield Parts(plane, sender, make_tokenizer(folder), nodes)
+    finally:
+        if sender is not None:
+            sender.stop()
+        for node in made:
+            node.stop()
+        plane.stop()

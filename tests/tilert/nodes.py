@@ -39,6 +39,20 @@ def missing() -> str:
     return f"the decode server needs {', '.join(absent)}: run make setup-engine" if absent else ""
 
 
+def environment() -> dict[str, str]:
+    """Of a process that uses the package, on loopback."""
+    where = package()
+    assert where is not None, missing()
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{where}{os.pathsep}{_ROOT}",
+        "TILERT_PD_PROBE_ADDR": "127.0.0.1",
+        "UCX_NET_DEVICES": "lo",
+        "UCX_TLS": "tcp,self",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 @dataclass(frozen=True)
 class NodeOptions:
     """What a node is started with.
@@ -75,16 +89,6 @@ class DecodeNode:
     def start(self) -> None:
         """Start the process, after a stop on the same ports as before; see :meth:`wait_ready`."""
         (self.folder / "ports.json").unlink(missing_ok=True)
-        where = package()
-        assert where is not None, missing()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{where}{os.pathsep}{_ROOT}",
-            "TILERT_PD_PROBE_ADDR": "127.0.0.1",
-            "UCX_NET_DEVICES": "lo",
-            "UCX_TLS": "tcp,self",
-            "OMP_NUM_THREADS": "1",
-        }
         options = self.options
         argv = [
             *(sys.executable, "-m", "tests.tilert.node_child", str(self.folder)),
@@ -95,7 +99,13 @@ class DecodeNode:
         ]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                argv, stdout=log, stderr=log, env=environment, cwd=_ROOT, start_new_session=True
+                argv,
+                stdin=subprocess.PIPE,  # Its end is the sign that we are gone.
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                cwd=_ROOT,
+                start_new_session=True,
             )
 
     def wait_ready(self) -> DecodeNode:
@@ -156,6 +166,8 @@ class DecodeNode:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(STOP_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def freeze(self) -> None:
         """Stop its process without ending it; :meth:`thaw` lets it go on."""

@@ -22,6 +22,7 @@ from kvferry_connectors.router.ledger import RouterLedger
 from kvferry_connectors.router.pools import Pool
 from kvferry_connectors.router.sessions import SessionBook
 from kvferry_connectors.router.settings import RouterSettings
+from kvferry_connectors.router.tilert.opening import open_tilert
 from kvferry_connectors.router.upstream import make_client
 
 
@@ -52,7 +53,7 @@ async def open_router(settings: RouterSettings) -> AsyncIterator[Router]:
     """Everything that turns share, probed and ready; closed again at the end."""
     ledger = RouterLedger.open(settings.nats_url, settings.node) if settings.nats_url else None
     try:
-        async with make_client(settings) as client:
+        async with make_client(settings) as client, open_tilert(settings, client) as tilert:
             router = Router(
                 settings=settings,
                 client=client,
@@ -61,8 +62,11 @@ async def open_router(settings: RouterSettings) -> AsyncIterator[Router]:
                 book=SessionBook(settings.turns_max),
                 counters=Counters(),
                 ledger=ledger,
+                tilert=tilert,
             )
-            prober = Prober(settings, client, [*router.prefill.engines, *router.decode.engines])
+            engines = [*router.prefill.engines, *router.decode.engines]
+            engines += tilert.engines if tilert is not None else []
+            prober = Prober(settings, client, engines)
             try:
                 await prober.start()
                 yield router

@@ -84,10 +84,21 @@ def kv_part(
     return part
 
 
-def prefill_body(kind: Kind, body: Body, part: Mapping[str, object], want_tokens: bool) -> bytes:
-    """P's request: the same prompt, one token, no stream."""
+def prefill_body(
+    kind: Kind,
+    body: Body,
+    part: Mapping[str, object],
+    want_tokens: bool,
+    params: Mapping[str, object] | None = None,
+) -> bytes:
+    """P's request: the same prompt, one token, no stream.
+
+    Args:
+        params: what other connectors of P are told, beside ``part``.
+    """
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
-    made |= {"stream": False, "n": 1, "max_tokens": 1, PARAMS: {"kvferry": part}}
+    made |= {"stream": False, "n": 1, "max_tokens": 1}
+    made[PARAMS] = {"kvferry": part, **(params or {})}
     if kind is Kind.CHAT:
         made["max_completion_tokens"] = 1
     if want_tokens:
@@ -105,7 +116,11 @@ def decode_body(body: Body, part: Mapping[str, object], token_ids: list[int] | N
 
 def read_token_ids(reply: Mapping[str, object]) -> list[int] | None:
     """The prompt's token ids in P's chat reply, if they are there and whole."""
-    ids = reply.get("prompt_token_ids")
-    if not isinstance(ids, list) or not ids or any(type(item) is not int for item in ids):
+    return token_ids(reply.get("prompt_token_ids"))
+
+
+def token_ids(value: object) -> list[int] | None:
+    """A list of token ids; ``None`` if it is something else, or empty."""
+    if not isinstance(value, list) or not value or any(type(item) is not int for item in value):
         return None
-    return ids
+    return value

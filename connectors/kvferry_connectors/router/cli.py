@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from kvferry.errors import ConfigError
 from kvferry_connectors.router.serve import run
 from kvferry_connectors.router.settings import RETAIN_S_MAX, RouterSettings, parse_engines
+from kvferry_connectors.router.tilert.settings import TilertSettings, parse_nodes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -64,6 +66,44 @@ def command(
             show_default=False,
         ),
     ] = "",
+    tilert: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tilert",
+            metavar="NAME=URL[,ctrl=PORT]",
+            help="A TileRT decode node for requests that ask for it, as "
+            "t0=http://10.0.0.7:5557,ctrl=5556. Repeatable. More keys: profile=glm5, and "
+            "idle_limit_s=120 where its limits were raised. Every router must give a node the "
+            "same name. Needs a ledger and --tokenizer.",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="The model's tokenizer.json or the folder that holds it: makes text of TileRT's "
+            "token ids. Sampling defaults are read from a generation_config.json beside it.",
+            show_default=False,
+        ),
+    ] = "",
+    tilert_waiting_max: Annotated[
+        int,
+        typer.Option(
+            "--tilert-waiting-max",
+            min=1,
+            help="Requests that may wait for a TileRT node; one more is answered 429.",
+        ),
+    ] = 64,
+    tilert_wait_max_s: Annotated[
+        float,
+        typer.Option(
+            "--tilert-wait-max-s",
+            min=0.1,
+            help="Seconds that a request waits for a TileRT node before it is answered 429.",
+        ),
+    ] = 30.0,
     overlap: Annotated[
         bool,
         typer.Option(
@@ -92,12 +132,21 @@ def command(
     Conversations stay with the decode engine that holds their KV, and hints never leave the
     house. Stops cleanly on Ctrl-C or SIGTERM.
 
+    A request is decoded by TileRT if its body has "kvferry": {"pool": "tilert"}, or its header
+    x-kvferry-pool is tilert. With "fallback": true, or x-kvferry-fallback: true, it goes to a
+    decode engine where TileRT cannot honour it or has no node free; without, the answer says why.
+
     Examples:
 
       kvferry router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 
       kvferry router --prefill p0=http://a:8000 --decode d0=http://b:8000 --decode d1=http://c:8000
+
+      kvferry router --prefill p0=http://a:8000 --decode d0=http://b:8000
+      --tilert t0=http://c:5557,ctrl=5556 --tokenizer /models/glm-5
     """
+    if tokenizer and not tilert:
+        raise ConfigError("--tokenizer is for TileRT nodes: name them with --tilert")
     settings = RouterSettings(
         prefill=parse_engines(prefill, "p"),
         decode=parse_engines(decode, "d"),
@@ -105,6 +154,14 @@ def command(
         nats_url=nats,
         engine_api_key=engine_api_key,
         overlap=overlap,
+        tilert=TilertSettings(
+            nodes=parse_nodes(tilert),
+            tokenizer=tokenizer,
+            waiting_max=tilert_waiting_max,
+            wait_max_s=tilert_wait_max_s,
+        )
+        if tilert
+        else None,
         retain_max_s=retain_max_s,
         drain_s=drain_s,
     )

@@ -15,6 +15,7 @@ from kvferry_connectors.router.ledger import RouterLedger
 from kvferry_connectors.router.pools import Engine, Pool
 from kvferry_connectors.router.sessions import SessionBook
 from kvferry_connectors.router.settings import RouterSettings
+from kvferry_connectors.router.tilert.pool import TilertPool
 from kvferry_connectors.router.upstream import engine_headers, post
 
 logger = logging.getLogger("kvferry.router")
@@ -35,6 +36,7 @@ class Router:
     book: SessionBook
     counters: Counters
     ledger: RouterLedger | None
+    tilert: TilertPool | None = None
 
 
 def request_name(turn: str, role: str, attempt: int) -> str:

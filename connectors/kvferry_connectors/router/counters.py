@@ -6,6 +6,7 @@ from collections import Counter
 
 from kvferry_connectors.router.pools import Pool
 from kvferry_connectors.router.report import Report
+from kvferry_connectors.router.tilert.pool import TilertPool
 
 
 class Counters:
@@ -17,6 +18,8 @@ class Counters:
         self.misses: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         """Failed attempts by engine; a turn may succeed in spite of some."""
+        self.tilert: Counter[str] = Counter()
+        """Turns that asked for TileRT, by what became of them."""
 
     def turn(self, outcome: str, report: Report | None, miss: str) -> None:
         """Counts an ended turn with P's report, or why there is none."""
@@ -30,7 +33,7 @@ class Counters:
             # diverged@1536 counts as diverged: a label must not grow with the traffic.
             self.misses[miss.partition("@")[0]] += 1
 
-    def text(self, pools: list[Pool], remembered: int) -> str:
+    def text(self, pools: list[Pool], remembered: int, tilert: TilertPool | None = None) -> str:
         """Everything, one sample a line."""
         lines: list[str] = []
         _add(lines, "turns_total", "counter", "Turns by how they ended", "outcome", self.turns)
@@ -38,6 +41,12 @@ class Counters:
         _add(lines, "misses_total", "counter", "Turns without full reuse", "why", self.misses)
         _add(lines, "engine_failures_total", "counter", "Attempts", "engine", self.failures)
         engines = [engine for pool in pools for engine in pool.engines]
+        if tilert is not None:
+            engines += tilert.engines
+            about = "Turns that asked for TileRT, by what became of them"
+            _add(lines, "tilert_turns_total", "counter", about, "end", self.tilert)
+            waiting = {"": tilert.queue.waiting}
+            _add(lines, "tilert_waiting", "gauge", "Requests in the queue", "", waiting)
         up = {engine.name: int(engine.up) for engine in engines}
         busy = {engine.name: engine.in_flight for engine in engines}
         _add(lines, "engine_up", "gauge", "1 if it may be chosen", "engine", up)

@@ -95,6 +95,12 @@ async def health(request: Request) -> Response:
         for pool in (router.prefill, router.decode)
     }
     down = [e.name for p in (router.prefill, router.decode) for e in p.engines if not e.up]
+    if router.tilert is not None:
+        nodes = router.tilert.nodes.values()
+        engines["tilert"] = {
+            n.name: {"up": n.engine.up, "url": n.engine.url, "why": n.trouble()} for n in nodes
+        }
+        down += [n.name for n in nodes if not n.engine.up]
     serving = router.decode.any_up()
     status = "unavailable" if not serving else "degraded" if down else "ok"
     return JSONResponse(
@@ -105,7 +111,7 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     router: Router = request.app.state.router
     return PlainTextResponse(
-        router.counters.text([router.prefill, router.decode], len(router.book)),
+        router.counters.text([router.prefill, router.decode], len(router.book), router.tilert),
         media_type="text/plain; version=0.0.4",
     )
 

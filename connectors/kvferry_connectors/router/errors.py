@@ -16,13 +16,19 @@ class EngineFailed(RouterError):
 
     Attributes:
         engine: its name.
+        why: what it did or did not do, without its name.
         answer: its 5xx answer, if there was one.
+        reached: false where it is certain that it never saw the request.
     """
 
-    def __init__(self, engine: str, why: str, answer: Answer | None = None) -> None:
+    def __init__(
+        self, engine: str, why: str, answer: Answer | None = None, *, reached: bool = True
+    ) -> None:
         super().__init__(f"{engine} {why}")
         self.engine = engine
+        self.why = why
         self.answer = answer
+        self.reached = reached
 
 
 class Answered(RouterError):

@@ -13,10 +13,8 @@ from kvferry_connectors.router.errors import Answered, EngineFailed
 from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.prefill import Prefilled, prefill_at
 from kvferry_connectors.router.reply import Reply
-from kvferry_connectors.router.report import reuse_line
+from kvferry_connectors.router.report import REUSE_LINE_HEADER, reuse_line
 from kvferry_connectors.router.sessions import Known
-
-REUSE_LINE_HEADER = "x-kvferry"
 
 _LEFT_MS = 60_000
 """A hint must live for so long, that a request does not find it expired when its turn comes."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvferry_connectors.router.asked import Asked
 from kvferry_connectors.router.bodies import kv_part, may_hand_over, prefill_body, read_token_ids
@@ -35,6 +36,7 @@ class Prefilled:
         token_ids: the prompt as P tokenised it, if D should take it over.
         miss: why there is no report, in one word.
         follow: the name under which P publishes the prompt's blocks while it computes them.
+        answer: all that P answered, for who needs more of it.
     """
 
     engine: str = ""
@@ -43,6 +45,7 @@ class Prefilled:
     token_ids: list[int] | None = None
     miss: str = ""
     follow: str = ""
+    answer: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
 async def prefill(
@@ -59,7 +62,7 @@ async def prefill(
     if not asked.single:
         return Prefilled(miss="unshareable")
     hand_over = router.settings.hand_over_tokens and may_hand_over(asked.kind, asked.body)
-    content = prefill_body(asked.kind, asked.body, _part(asked, session, known), hand_over)
+    content = prefill_body(asked.kind, asked.body, prefill_part(asked, session, known), hand_over)
     tried: set[str] = {failed} if failed else set()
     while len(tried) < router.settings.attempts_max:
         engine = router.prefill.pick(known.prefill if known else "", 0, tried)
@@ -68,7 +71,7 @@ async def prefill(
         tried.add(engine.name)
         name = request_name(asked.id, "p", len(tried))
         try:
-            return await _prefill_on(router, asked, engine, content, name)
+            return await prefill_on(router, asked, engine, content, name)
         except EngineFailed as error:
             note_failure(router, asked, error)
     return Prefilled(miss="prefill_down")
@@ -83,12 +86,13 @@ async def prefill_at(
         Answered: P refused the request itself, with 4xx.
         EngineFailed: P could not serve it.
     """
-    part = _part(asked, session, known) | {"publish": publish}
+    part = prefill_part(asked, session, known) | {"publish": publish}
     content = prefill_body(asked.kind, asked.body, part, want_tokens=False)
-    return await _prefill_on(router, asked, engine, content, request_name(asked.id, "p", 1))
+    return await prefill_on(router, asked, engine, content, request_name(asked.id, "p", 1))
 
 
-def _part(asked: Asked, session: str, known: Known | None) -> dict[str, object]:
+def prefill_part(asked: Asked, session: str, known: Known | None) -> dict[str, object]:
+    """The ``kvferry`` part of P's request."""
     hint = known.hint if known and asked.reuse else None
     part = kv_part(asked.id, session, turn_of(known), hint) | asked.wishes.part()
     if not asked.reuse:
@@ -96,9 +100,15 @@ def _part(asked: Asked, session: str, known: Known | None) -> dict[str, object]:
     return part
 
 
-async def _prefill_on(
+async def prefill_on(
     router: Router, asked: Asked, engine: Engine, content: bytes, name: str
 ) -> Prefilled:
+    """Sends ``content`` to one P.
+
+    Raises:
+        Answered: P refused the request itself, with 4xx.
+        EngineFailed: P could not serve it.
+    """
     async with ask_engine(router, asked, engine, content, name) as response:
         answer = answer_of(response, await response.aread())
     if answer.status >= SERVER_ERRORS:
@@ -126,4 +136,5 @@ async def _prefill_on(
         kv.report,
         read_token_ids(value),
         "" if kv.report else "no_report",
+        answer=value,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+REUSE_LINE_HEADER = "x-kvferry"
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.@:-]")
 _WORD_CHARS_MAX = 64
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 from kvferry.errors import ConfigError
+from kvferry_connectors.router.tilert.settings import TilertSettings
 
 RETAIN_S_MAX = 86_400.0
 
@@ -61,6 +62,9 @@ class RouterSettings:
     engines have a bound of their own, ``retain_max_ms``."""
     body_bytes_max: int = 64 * 1024 * 1024
     event_bytes_max: int = 16 * 1024 * 1024
+    tilert: TilertSettings | None = None
+    """TileRT decode nodes for requests that ask for them. Leases of their slots come from a
+    coordinator, so this needs ``nats_url``."""
     drain_s: float = 30.0
     """How long a stopping router lets requests in flight finish."""
 
@@ -69,6 +73,13 @@ class RouterSettings:
             if not engines:
                 raise ConfigError(f"no {pool} engine: give at least one --{pool} URL")
         names = [engine.name for engine in (*self.prefill, *self.decode)]
+        if self.tilert is not None:
+            names += [node.name for node in self.tilert.nodes]
+            if not self.nats_url:
+                raise ConfigError(
+                    "TileRT nodes are leased from a coordinator: give --nats URL, or start one "
+                    "with kvferry up"
+                )
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(

@@ -10,17 +10,20 @@ from kvferry_connectors.router.asked import Asked
 from kvferry_connectors.router.context import OK, Router
 from kvferry_connectors.router.decode import Decoded, decode
 from kvferry_connectors.router.errors import Answered
-from kvferry_connectors.router.overlap import REUSE_LINE_HEADER, followable, overlap
+from kvferry_connectors.router.overlap import followable, overlap
 from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.prefill import Prefilled, prefill
 from kvferry_connectors.router.relay import Seen, clean
 from kvferry_connectors.router.reply import Reply
-from kvferry_connectors.router.report import reuse_line
+from kvferry_connectors.router.report import REUSE_LINE_HEADER, reuse_line
 from kvferry_connectors.router.sessions import Known, new_session, turn_of
+from kvferry_connectors.router.tilert.turn import PoolTurn
+from kvferry_connectors.router.wishes import TILERT
 
 logger = logging.getLogger("kvferry.router")
 
 ID_HEADER = "x-kvferry-request"
+_DOWN = (502, 503)
 
 
 class Turn:
@@ -36,20 +39,33 @@ class Turn:
         self._began = time.monotonic()
         self._prefilled: Prefilled | None = None
         self._decoded = Decoded()
+        self._pool = ""
 
     async def run(self) -> None:
         """Runs the turn to its end and records it, whatever the end was."""
         router, asked = self._router, self._asked
         self._reply.headers[ID_HEADER] = asked.id
         try:
+            if asked.wishes.pool == TILERT and await self._by_tilert():
+                return
             engine = followable(router, asked, self._known)
             if engine is None or not await self._at_once(engine):
                 await self._in_turn(engine.name if engine else "")
         except Answered as early:
-            self._decoded.outcome = "refused"
+            self._decoded.outcome = "unavailable" if early.answer.status in _DOWN else "refused"
             await self._reply.whole(clean(early.answer, Seen()))
         finally:
             self._record()
+
+    async def _by_tilert(self) -> bool:
+        """By a TileRT node; false if the request goes on to native decode."""
+        turn = PoolTurn(
+            self._router, self._asked, self._session, self._known, self._reply, self._decoded
+        )
+        try:
+            return await turn.run()
+        finally:
+            self._prefilled, self._pool = turn.prefilled, turn.note
 
     async def _at_once(self, engine: Engine) -> bool:
         """P and D together; false if P failed and the turn has to begin again."""
@@ -72,7 +88,8 @@ class Turn:
         await decode(router, asked, session, known, self._prefilled, self._reply, self._decoded)
 
     def _reuse(self, prefilled: Prefilled) -> str:
-        return reuse_line(prefilled.report, prefilled.miss)
+        line = reuse_line(prefilled.report, prefilled.miss)
+        return f"{line} {self._pool}" if self._pool else line
 
     def _record(self) -> None:
         ended = time.monotonic()

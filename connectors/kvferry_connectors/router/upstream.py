@@ -68,7 +68,7 @@ async def post(
                 await response.aclose()
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             engine.mark_down(f"no connection to {engine.url} ({type(error).__name__})")
-            raise EngineFailed(engine.name, "cannot be reached") from error
+            raise EngineFailed(engine.name, "cannot be reached", reached=False) from error
         except httpx.TransportError as error:
             engine.suspect()
             raise EngineFailed(engine.name, f"broke off ({type(error).__name__})") from error

@@ -1,4 +1,4 @@
-"""What a client may ask of its session's KV: a name for it, to keep it, that it is over."""
+"""What a client may ask: a name for its session, to keep its KV, that it is over, who decodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ FIELD = "kvferry"
 SESSION_HEADER = "x-kvferry-session"
 RETAIN_HEADER = "x-kvferry-retain"
 END_HEADER = "x-kvferry-end"
+POOL_HEADER = "x-kvferry-pool"
+FALLBACK_HEADER = "x-kvferry-fallback"
+NATIVE, TILERT = "native", "tilert"
+POOLS = (NATIVE, TILERT)
 SESSION_CHARS_MAX = 128
-_FIELDS = ("session", "retain_s", "end")
+_FIELDS = ("session", "retain_s", "end", "pool", "fallback")
 _WORDS = {"true": True, "false": False}
 
 
@@ -27,11 +31,15 @@ class Wishes:
         retain_ms: how long the decode engine shall keep the turn's blocks; 0 for no wish. The
             engine may keep them for less: its budget and its running requests come first.
         end: this is the session's last turn.
+        pool: who decodes: ``native`` (the decode engines) or ``tilert``.
+        fallback: native decode is welcome where TileRT cannot answer.
     """
 
     session: str = ""
     retain_ms: int = 0
     end: bool = False
+    pool: str = NATIVE
+    fallback: bool = False
 
     def part(self) -> dict[str, object]:
         """What engines are told of them."""
@@ -58,10 +66,23 @@ def read_wishes(body: Body, headers: Mapping[str, str], retain_max_s: float) -> 
         if name not in _FIELDS:
             raise bad_request(f'"{FIELD}.{name}" is unknown; known are {", ".join(_FIELDS)}')
     retain_ms = _retain_ms(given, headers, retain_max_s)
-    end = _end(given, headers)
+    end = _flag(given, headers, "end", END_HEADER)
     if end and retain_ms:
         raise bad_request("a session that ends is not retained: ask for one of the two")
-    return Wishes(_session(given, body, headers), retain_ms, end)
+    pool = _pool(given, headers)
+    fallback = _flag(given, headers, "fallback", FALLBACK_HEADER)
+    if fallback and pool == NATIVE:
+        raise bad_request(f'"{FIELD}.fallback" goes with "{FIELD}.pool": "{TILERT}" only')
+    return Wishes(_session(given, body, headers), retain_ms, end, pool, fallback)
+
+
+def _pool(given: Mapping[str, object], headers: Mapping[str, str]) -> str:
+    where, pool = f'"{FIELD}.pool"', given.get("pool", NATIVE)
+    if POOL_HEADER in headers:
+        where, pool = f"header {POOL_HEADER}", headers[POOL_HEADER].lower()
+    if not isinstance(pool, str) or pool not in POOLS:
+        raise bad_request(f"{where} is {pool!r}: use one of {', '.join(POOLS)}")
+    return pool
 
 
 def _session(given: Mapping[str, object], body: Body, headers: Mapping[str, str]) -> str:
@@ -99,13 +120,13 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _end(given: Mapping[str, object], headers: Mapping[str, str]) -> bool:
-    if END_HEADER in headers:
-        word = headers[END_HEADER].lower()
+def _flag(given: Mapping[str, object], headers: Mapping[str, str], name: str, header: str) -> bool:
+    if header in headers:
+        word = headers[header].lower()
         if word not in _WORDS:
-            raise bad_request(f"header {END_HEADER} is {word!r}: use true or false")
+            raise bad_request(f"header {header} is {word!r}: use true or false")
         return _WORDS[word]
-    end = given.get("end", False)
-    if not isinstance(end, bool):
-        raise bad_request(f'"{FIELD}.end" is {end!r}: it must be true or false')
-    return end
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f'"{FIELD}.{name}" is {value!r}: it must be true or false')
+    return value
