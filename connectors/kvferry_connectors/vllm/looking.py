@@ -106,6 +106,14 @@ class Looker:
             pull.state = PullState.READY
         self._pool.submit(self._pin, tracked, pull, proved)
 
+    def predict(self, tracked: Tracked, pull: Pull) -> None:
+        """Note for the ledger what a pull by a hint is thought to take; nothing depends on it."""
+        end = pull.granted * self._block_size
+        if pull.basis == "hint" and end > tracked.local_tokens:
+            pull.predicted_ms, pull.recompute_ms = self._plans.advice.predicted(
+                pull.source, tracked.local_tokens, end
+            )
+
     def follow(self, tracked: Tracked, pull: Pull, hint: Hint) -> None:
         """Follow the prefill of this prompt at the hint's node; the hint only proves who it is."""
         pull.basis, pull.source = HANDOVER, hint.node

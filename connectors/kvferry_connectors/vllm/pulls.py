@@ -161,6 +161,8 @@ class Pulls:
             tracked.unannounced.pop()  # Atomic: two threads may come here at the same moment.
         except IndexError:
             return
+        if pull is not None:
+            self._looker.predict(tracked, pull)
         event = requested(tracked, self._miss, self._stride)
         tracked.miss = event.miss
         self._outbox.facts(event, tracked.id)

@@ -1,31 +1,78 @@
-"""What a leader works out of its fold for the nodes of a space: what hits spare, what pays."""
+"""What a leader works out of its fold for the nodes of a space: what hits spare, what pays, what
+moving and computing take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from kvferry.core.cost import PrefillCost, link_cost, pays_from
+from kvferry.core.cost import LinkCost, PrefillCost, link_cost, pays_from
 from kvferry.core.messages import SAVED_UNKNOWN
-from kvferry.core.state import JOINED, SpaceState
+from kvferry.core.state import JOINED, NodeState, SpaceState
+
+LINKS_MAX = 1_000
+"""Pairs of a space whose cost is told: each node reads them all."""
 
 
 def pair_pays_from(space: SpaceState, pair: str) -> int:
     """The shortest prefix in tokens that is worth moving over ``source>target``; 0 where even a
     short one is, or where too little is known."""
+    known = _pair(space, pair)
+    prefill = space.prefill.get(known.target.name) if known is not None else None
+    if known is None or prefill is None:
+        return 0
+    past = space.trials.get(pair)
+    before = past.moving if past is not None else None
+    return pays_from(known.link, prefill, known.token_bytes, before=before)
+
+
+def pair_link(space: SpaceState, pair: str) -> tuple[float, float] | None:
+    """What :attr:`kvferry.core.messages.Advice.links` says of ``source>target``; None where
+    nothing is known."""
+    known = _pair(space, pair)
+    if known is None:
+        return None
+    floor_ms = known.link.floor_ms()
+    return floor_ms, (known.link.predict(1_000 * known.token_bytes) or floor_ms) - floor_ms
+
+
+def computing(costs: Mapping[str, PrefillCost]) -> dict[str, tuple[float, float]]:
+    """What :attr:`kvferry.core.messages.Advice.computing` says."""
+    return {
+        node: (cost.fit.coefficients[1], cost.fit.coefficients[2])
+        for node, cost in costs.items()
+        if cost.n
+    }
+
+
+def move_ms(link: tuple[float, float], tokens: int) -> float:
+    """What moving so many tokens takes, by such an advice; no queue is in it."""
+    return link[0] + link[1] * tokens / 1_000
+
+
+def recompute_ms(computing: tuple[float, float], start: int, end: int) -> float:
+    """What computing tokens ``start`` to ``end`` takes, by such an advice."""
+    return computing[0] * (end - start) / 1e3 + computing[1] * (end * end - start * start) / 2e6
+
+
+class _Known(NamedTuple):
+    target: NodeState
+    link: LinkCost
+    token_bytes: float
+
+
+def _pair(space: SpaceState, pair: str) -> _Known | None:
+    """Two nodes that are there, and what moving between them costs."""
     source_name, _, target_name = pair.partition(">")
     source, target = space.nodes.get(source_name), space.nodes.get(target_name)
-    prefill = space.prefill.get(target_name)
-    if source is None or target is None or prefill is None or not target.block_size:
-        return 0
-    if source is target or source.status != JOINED or target.status != JOINED:
-        return 0
-    choice, past = space.choices.get(pair), space.trials.get(pair)
+    if source is None or target is None or source is target or not target.block_size:
+        return None
+    if source.status != JOINED or target.status != JOINED:
+        return None
+    choice = space.choices.get(pair)
     chosen = choice.backend if choice is not None else ""
     link = link_cost(space.rates, source_name, target_name, target.backends, chosen)
-    if link is None:
-        return 0
-    before = past.moving if past is not None else None
-    return pays_from(link, prefill, source.block_bytes / target.block_size, before=before)
+    return _Known(target, link, source.block_bytes / target.block_size) if link else None
 
 
 def saved(costs: Iterable[PrefillCost]) -> tuple[float, float]:

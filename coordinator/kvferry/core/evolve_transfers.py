@@ -32,7 +32,7 @@ from kvferry.core.trials import passed_over, taken
 LOST = "lost"
 NODE_LEFT = "node_left"
 TOO_DEAR = "too_dear"
-HANDOVER = "handover"
+HANDOVER, HINT = "handover", "hint"
 PROBE_MS = 10.0
 """A probed rate counts as one transfer of this length."""
 
@@ -49,7 +49,8 @@ def requested(space: SpaceState, node: NodeState, applied: Applied, event: Reque
         bump(space.totals.repeated, "requested")
         return
     pair = pair_key(event.source, node.name)
-    taken(space.trials, pair, event.predicted_ms, event.recompute_ms)
+    if event.basis != HINT:  # Whoever followed a hint has weighed nothing.
+        taken(space.trials, pair, event.predicted_ms, event.recompute_ms)
     _open(
         space,
         TransferState(

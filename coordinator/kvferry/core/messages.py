@@ -180,6 +180,12 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Roles of these nodes, where they have one."""
     position: int = 0
     """Stream sequence up to which the facts are in."""
+    links: dict[str, tuple[float, float]] = {}
+    """By ``source>target`` what a move takes: milliseconds even of the smallest, and those that
+    each 1,000 tokens add. Pulls by a hint are recorded with it; nothing is decided by it."""
+    computing: dict[str, tuple[float, float]] = {}
+    """By node what computing takes beyond its fixed part: milliseconds per 1,000 tokens, and per
+    million pairs of a token and one before it."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from kvferry.core.advising import pair_pays_from, saved
+from kvferry.core.advising import LINKS_MAX, computing, pair_link, pair_pays_from, saved
 from kvferry.core.applied import Applied
 from kvferry.core.events import NodeJoined
 from kvferry.core.messages import Advice, advice_subject, encode
@@ -72,16 +72,19 @@ class AdviceTeller:
             if not term or name == ROUTER_SPACE:
                 continue
             position = state.position  # What follows gives way to others, who fold on.
+            pays_from, links = await pairs(space)
             hosting = [n for n in space.nodes.values() if n.host_blocks and n.status == JOINED]
             advice = Advice(
                 replica=self._replica,
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
-                pays_from=await pays(space) if self._weigh else {},
+                pays_from=pays_from if self._weigh else {},
                 host_blocks={node.name: node.host_blocks for node in hosting},
                 roles={node.name: node.role for node in hosting if node.role},
                 position=position,
+                links=links,
+                computing=computing(space.prefill),
             )
             try:
                 await self._bus.publish(advice_subject(name), encode(advice))
@@ -94,14 +97,19 @@ class AdviceTeller:
             self._joined.set()
 
 
-async def pays(space: SpaceState) -> dict[str, int]:
-    """What :attr:`Advice.pays_from` says; pairs whose shortest prefixes pay are left out."""
-    found: dict[str, int] = {}
-    pairs = dict.fromkeys(key.rpartition("/")[0] for key in list(space.rates))
-    for looked, pair in enumerate(pairs, 1):
+async def pairs(space: SpaceState) -> tuple[dict[str, int], dict[str, tuple[float, float]]]:
+    """What :attr:`Advice.pays_from` says, where pairs whose shortest prefixes pay are left out, and
+    :attr:`Advice.links`."""
+    pays_from: dict[str, int] = {}
+    links: dict[str, tuple[float, float]] = {}
+    known = dict.fromkeys(key.rpartition("/")[0] for key in list(space.rates))
+    for looked, pair in enumerate(known, 1):
         if looked % SLICE == 0:
             await asyncio.sleep(0)
         tokens = pair_pays_from(space, pair)
         if tokens:
-            found[pair] = tokens
-    return found
+            pays_from[pair] = tokens
+        link = pair_link(space, pair) if len(links) < LINKS_MAX else None
+        if link is not None:
+            links[pair] = link
+    return pays_from, links

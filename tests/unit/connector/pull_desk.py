@@ -53,6 +53,9 @@ class Looker:
         pull.basis, pull.source = HANDOVER, hint.node
         self.followed.append(hint)
 
+    def predict(self, one: Tracked, pull: Pull) -> None:
+        return
+
     def leave(self, pull: Pull) -> None:
         self.left.append(pull.transfer)
 

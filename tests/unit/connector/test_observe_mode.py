@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.core.cost import MODEL
 from kvferry.core.events import FACTS, Requested
 from kvferry.core.messages import Candidate, PlanAnswer, PlanRequest
 from kvferry.node.outbox.outbox import Outbox
@@ -213,6 +214,25 @@ def test_the_offer_that_a_genuine_hint_named_is_recorded_whatever_becomes_of_the
         target.begin(one)
         target.admit(one)
         assert [event.hinted for event in target.recorded()] == [offer]
+
+
+def test_what_a_hint_would_have_brought_is_recorded_with_what_was_advised(target: Target) -> None:
+    target.plans.advice._links = {"p0": (2.0, 10.0)}
+    target.plans.advice._computing = (80.0, 4.0)
+    for source, local, numbers in (
+        ("p0", 0, (2.0 + 10.0 * 0.192, 80.0 * 0.192 + 4.0 * 0.192**2 / 2)),
+        ("p0", 64, (2.0 + 10.0 * 0.128, 80.0 * 0.128 + 4.0 * (0.192**2 - 0.064**2) / 2)),
+        ("p9", 0, (0.0, 80.0 * 0.192 + 4.0 * 0.192**2 / 2)),
+    ):
+        raw = target.hints.sign(
+            Hint(source, SPACE, "127.0.0.1:9", "inc", "o.1", 6, chain(6)[-1], HOUR_MS)
+        )
+        one = request(hint=raw)
+        target.begin(one)
+        target.admit(one, local=local)
+        (event,) = target.recorded()
+        assert (event.predicted_ms, event.recompute_ms) == pytest.approx(numbers)
+        assert event.model == (MODEL if event.predicted_ms else 0)
 
 
 def test_a_hint_that_proves_nothing_is_left_to_the_plan(target: Target) -> None:

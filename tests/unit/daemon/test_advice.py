@@ -104,6 +104,38 @@ async def test_a_deposed_leader_is_not_heard() -> None:
     assert view.saved_ms(1_000) == 9.0
 
 
+async def test_a_node_can_tell_what_its_pulls_by_hint_are_thought_to_take() -> None:
+    log = MemoryLog()
+    d0, p0 = FakeNode(log, "d0"), FakeNode(log, "p0")
+    async with running(log) as coordinator, listening(log, "p0") as view:
+        await d0.join()
+        await p0.join()
+        assert view.predicted("d0", 0, 1_000) == (0.0, 0.0), "nothing was learned yet"
+        for tokens, total_ms in ((1_024, 20.0), (10_240, 110.0)):
+            name = f"p0.{tokens}"
+            await p0.facts(*pulled(name, "d0", tokens=tokens, total_ms=total_ms, transfer=name))
+        computed = [
+            RequestEnded(
+                request=f"r{n}", prompt_tokens=n, computed_tokens=n, output_tokens=1,
+                prefill_ms=n / 10, ttft_ms=n / 10,
+            )
+            for n in (500, 1_000, 4_000)
+        ]  # fmt: skip
+        await settled(coordinator, await p0.facts(*computed))
+        loud = advice.AdviceTeller("c-9", coordinator.projector, log, leads=lambda space: 7)
+        await loud.tell()
+        await until(lambda: view.term == 7, "advice with what was learned")
+        space = coordinator.projector.state.spaces[SPACE]
+        token_bytes = space.nodes["d0"].block_bytes / space.nodes["p0"].block_size
+        (link,) = space.rates.values()
+        for start, end in ((0, 1_000), (0, 8_000), (3_000, 8_000)):
+            move_ms, recompute_ms = view.predicted("d0", start, end)
+            assert move_ms == pytest.approx(link.predict((end - start) * token_bytes))
+            assert recompute_ms == pytest.approx(space.prefill["p0"].saved_ms(start, end))
+        assert view.predicted("p0", 0, 1_000)[0] == 0.0, "no link is known from there"
+        assert view.predicted("d0", 0, 1_000)[0] > 0.0
+
+
 def test_what_a_hit_spares_grows_with_the_context() -> None:
     cost = PrefillCost()
     for tokens in (500, 1_000, 2_000, 4_000, 8_000):

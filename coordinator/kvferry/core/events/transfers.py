@@ -30,7 +30,8 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``host`` for
     the node's own host tier; ``told`` where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
-    """To move what is pulled, ``queue_ms`` included; 0 where it was not known."""
+    """To move what is pulled, ``queue_ms`` included; 0 where it was not known. By a hint it is what
+    the node had been advised, without any queue, and nothing was decided by it."""
     recompute_ms: float = 0.0
     """To compute what is pulled, or what was found too dear to pull."""
     options: tuple[str, ...] = ()

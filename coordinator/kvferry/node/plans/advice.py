@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
-from kvferry.core.advising import spared_ms
+from kvferry.core.advising import move_ms, recompute_ms, spared_ms
 from kvferry.core.messages import SAVED_UNKNOWN, Advice
 from kvferry.core.retention_gaps import BINS, prior
 from kvferry.core.retention_keeper import keeper, shares
 from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.node")
+T = TypeVar("T")
 
 
 class AdviceView:
@@ -36,6 +38,8 @@ class AdviceView:
         self.term = self.position = 0
         self._saved = SAVED_UNKNOWN
         self._pays_from: dict[str, int] = {}
+        self._links: dict[str, tuple[float, float]] = {}
+        self._computing: tuple[float, float] | None = None
         self._decode = msgspec.msgpack.Decoder(Advice).decode
 
     def saved_ms(self, tokens: int) -> float:
@@ -45,6 +49,14 @@ class AdviceView:
     def too_dear(self, source: str, tokens: int) -> bool:
         """Whether computing so many tokens is thought faster than moving them here from there."""
         return tokens < self._pays_from.get(source, 0)
+
+    def predicted(self, source: str, start: int, end: int) -> tuple[float, float]:
+        """Milliseconds to move tokens ``start`` to ``end`` of a prompt here from ``source``, and to
+        compute them; 0 where it is not known. What else the two move is not counted."""
+        link, computing = self._links.get(source), self._computing
+        moving_ms = move_ms(link, end - start) if link is not None else 0.0
+        computing_ms = recompute_ms(computing, start, end) if computing is not None else 0.0
+        return moving_ms, computing_ms
 
     def kept_there(self, session: str, other: str, own_blocks: int) -> bool:
         """Whether another node that has a session's chain too is the one to keep it.
@@ -82,8 +94,11 @@ class AdviceView:
         self.position = said.position
         self.shares = shares(said.host_blocks, said.roles)
         ours = f">{self._node}"
-        self._pays_from = {
-            pair.removesuffix(ours): tokens
-            for pair, tokens in said.pays_from.items()
-            if pair.endswith(ours)
-        }
+        self._pays_from = _by_source(said.pays_from, ours)
+        self._links = _by_source(said.links, ours)
+        self._computing = said.computing.get(self._node)
+
+
+def _by_source(pairs: Mapping[str, T], ours: str) -> dict[str, T]:
+    """Of what is said of pairs, that which ends at us."""
+    return {pair.removesuffix(ours): said for pair, said in pairs.items() if pair.endswith(ours)}
