@@ -50,6 +50,11 @@ def _decisions(report: Report) -> None:
                 f"  for example {one.request} on {one.node}: {one.recorded or 'nothing'} was "
                 f"recorded, again it is {one.again}"
             )
+    if report.policy.weighed and any("again too_dear" in w for k in report.kinds for w in k.why):
+        render.line(
+            "  what was pulled then is too dear now: if the coordinator ran with --cost off, say "
+            "--recorded-cost off"
+        )
     if report.not_decided:
         told = ", ".join(f"{word} {count:,}" for word, count in report.not_decided.items())
         render.line(f"  no policy decided: {told}")

@@ -89,7 +89,8 @@ class ChainLeases:
         budget: blocks that leases may hold.
         watermark: leases end while fewer are free.
         rules: what an operator may set.
-        shares: how much each engine is to keep, by name.
+        shares: how much each engine is to keep, by name; read whenever that matters.
+        chains_max: chains that are remembered, the last ones; None for all.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ChainLeases:
         watermark: int,
         rules: Rules,
         shares: Mapping[str, int],
+        chains_max: int | None = None,
     ) -> None:
         self._engine = engine
         self._budget, self._watermark = budget, watermark
@@ -111,6 +113,7 @@ class ChainLeases:
         self._leased: dict[str, tuple[int, ...]] = {}
         self._chains: dict[str, tuple[int, ...]] = {}
         """Every chain that the policy may speak of, by its key."""
+        self._chains_max = chains_max
         self._why = ""
 
     @property
@@ -126,7 +129,10 @@ class ChainLeases:
         """A request ended; its chain is ready, still held, and given back right after."""
         covers = tuple(str(block) for block in left.chain[:-1] if str(block) in self._chains)
         chain = self._chain(left, covers)
+        self._chains.pop(chain.key, None)
         self._chains[chain.key] = chain.blocks
+        if self._chains_max is not None and len(self._chains) > self._chains_max:
+            del self._chains[next(iter(self._chains))]
         kept_by = keeper(left.session, {name: self._shares.get(name, 0) for name in left.holders})
         chain.kept_elsewhere = kept_by not in ("", self._engine.name)
         self._do(self._retention.offered(self._engine.now_s, chain, self._memory()))
@@ -202,8 +208,8 @@ class ChainLeases:
             self._engine.pool.give_back(self._leased.pop(key))
 
     def _copy(self, key: str) -> None:
-        engine, blocks = self._engine, self._chains[key]
-        if not all(map(engine.pool.ready, blocks)):
+        engine, blocks = self._engine, self._chains.get(key, ())
+        if not blocks or not all(map(engine.pool.ready, blocks)):
             self._do(self._retention.moved(engine.now_s, key, whole=False))
             return
 

@@ -135,7 +135,7 @@ class Redecider:
             Differing(
                 node=life.node,
                 request=life.asked.request,
-                recorded=_recorded(life) or life.asked.miss,
+                recorded=_recorded(life) or life.asked.source or life.asked.miss,
                 again=again or why,
             ),
         )

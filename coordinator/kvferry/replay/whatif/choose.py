@@ -20,6 +20,8 @@ from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.memory import Engine
 
 HANDOVER, HINT, PLAN = "handover", "hint", "plan"
+MOVED_MAX = 100_000
+"""Sessions of extra nodes that are remembered."""
 HOLDERS_MAX = 32
 """Nodes that are weighed, those with the longest prefix."""
 HOST_COPY = ("host_copy",)
@@ -88,7 +90,7 @@ class Chooser:
         node = fleet.place(life.node, life.session)
         if node != life.node:
             self._moved[life.session] = life.node, node
-            if len(self._moved) > 100_000:
+            if len(self._moved) > MOVED_MAX:
                 del self._moved[next(iter(self._moved))]
         engine = fleet.engines.get(node)
         if engine is None:

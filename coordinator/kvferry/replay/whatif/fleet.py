@@ -10,6 +10,7 @@ import msgspec
 from kvferry.core.advising import saved, spared_ms
 from kvferry.core.messages import SAVED_UNKNOWN
 from kvferry.core.retention_gaps import GapModel, learned
+from kvferry.core.retention_keeper import shares
 from kvferry.core.state import JOINED, NodeState, SpaceState
 from kvferry.replay.nodes.leases import Left
 from kvferry.replay.whatif.lives import Life
@@ -19,6 +20,8 @@ from kvferry.replay.whatif.policy import Keeping, Policy, Rates
 ADVISE_EVERY_S = 10.0
 """How often nodes hear what was learned about sessions."""
 SWEEP_EVERY_S = 0.5
+RUNNING_MAX = 8_192
+"""Requests that run at a time; of more the oldest are taken to have ended unheard."""
 DECODE = "decode"
 """The role of nodes of which ``--extra-decode`` adds some."""
 
@@ -51,7 +54,9 @@ class Fleet:
         """Extra nodes, and the one that each is like."""
         self._real = space
         self._said: dict[str, Keeping] = {}
-        self._peers: tuple[dict[str, int], dict[str, str]] = ({}, {})
+        self._host_blocks: dict[str, int] = {}
+        self._roles: dict[str, str] = {}
+        self._shares: dict[str, int] = {}
         self._running: dict[tuple[str, str], Running] = {}
         self._saved = SAVED_UNKNOWN
         self._grain = grain
@@ -86,6 +91,8 @@ class Fleet:
         """A node is there no more, and what it held neither."""
         self.engines.pop(name, None)
         self.view.nodes.pop(name, None)
+        if self._host_blocks.pop(name, None) is not None:
+            self._share_out()
         for key in [key for key in self._running if key[0] == name]:
             del self._running[key]
 
@@ -93,9 +100,8 @@ class Fleet:
         self.gone(node.name)
         said = self._said[self.alike.get(node.name, node.name)]
         keeping = self.policy.keeping(said, node.block_bytes)
-        hosts, roles = self._peers
-        # Every engine's shares are worked out from these two when it begins.
-        hosts[node.name], roles[node.name] = keeping.host_blocks, node.role
+        self._host_blocks[node.name], self._roles[node.name] = keeping.host_blocks, node.role
+        self._share_out()
         self.view.nodes[node.name] = node
         self.engines[node.name] = Engine(
             node.name,
@@ -105,12 +111,17 @@ class Fleet:
             keeping=keeping,
             clock=self.clock,
             saved_ms=lambda tokens: spared_ms(self._saved, tokens),
-            peers=self._peers,
+            shares=self._shares,
         )
         if node.name in self.alike:
             self._alias_costs(node.name)
         if self._gaps is not None:
             self.engines[node.name].leases.advise(self._gaps)
+
+    def _share_out(self) -> None:
+        """Of the nodes that hold a session one keeps it in host memory: which, all know alike."""
+        self._shares.clear()
+        self._shares.update(shares(self._host_blocks, self._roles))
 
     def _alias_costs(self, name: str) -> None:
         """An extra node computes as fast as the one it is like."""
@@ -175,6 +186,15 @@ class Fleet:
         self._running[node, life.asked.request] = Running(
             engine=engine, chain=chain, unnamed=unnamed, source=source
         )
+        if len(self._running) > RUNNING_MAX:
+            self._forget(next(iter(self._running)))
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        """A request whose end the ledger has lost gives back what it holds."""
+        running = self._running.pop(key)
+        if self.engines.get(key[0]) is running.engine:
+            running.engine.pool.arrived(running.chain)
+            running.engine.pool.give_back(running.chain, running.unnamed)
 
     def ended(self, life: Life, node: str, turn: int) -> None:
         """A request is over, and leaves what it has."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from kvferry.core.retention_keeper import shares
 from kvferry.ids import sample_stride
 from kvferry.replay.nodes.leases import ChainLeases
 from kvferry.replay.nodes.pool import BlockPool
 from kvferry.replay.whatif.policy import Keeping
 
+CHAINS_MAX = 16_384
+"""More than retention remembers of a node."""
 COPY_BYTES_S = 4e9
 """A node copies to its host memory at this rate: the connector's default."""
 
@@ -49,7 +50,7 @@ class Engine:
         keeping: how it keeps.
         clock: the ledger's time.
         saved_ms: what a hit of so many tokens on it spares.
-        peers: host blocks and roles of all nodes by name, for who keeps what in host memory.
+        shares: how much each node is to keep in host memory, by name; changes as nodes come.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Engine:
         keeping: Keeping,
         clock: Clock,
         saved_ms: Callable[[int], float],
-        peers: tuple[dict[str, int], dict[str, str]],
+        shares: Mapping[str, int],
     ) -> None:
         self.name = name
         self.block_size, self.keeping = block_size, keeping
@@ -79,7 +80,8 @@ class Engine:
             budget=keeping.lease_blocks // grain,
             watermark=keeping.watermark_blocks // grain,
             rules=keeping.rules,
-            shares=shares(*peers),
+            shares=shares,
+            chains_max=CHAINS_MAX,
         )
 
     @property

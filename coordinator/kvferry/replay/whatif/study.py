@@ -35,6 +35,7 @@ from kvferry.replay.whatif.policy import Policy
 from kvferry.replay.whatif.tally import Tally
 from kvferry.replay.whatif.twins import Twins
 
+LOST = "the message of its decision is lost"
 CHANGES_MAX = 100_000
 """Requests whose change is kept until a router tells of their turn."""
 
@@ -98,6 +99,8 @@ class Study:
         async for stored, batch in ahead.messages():
             self._message(ahead, stored, batch)
         self._order.release()
+        for lives in ahead.lives.due.values():
+            self.tally.not_decided[LOST] += len(lives)
         spaces = self._spaces.values()
         nodes = {n for one in self._fold.state.spaces.values() for n in one.nodes}
         return Pass(
