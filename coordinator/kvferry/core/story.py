@@ -144,7 +144,10 @@ def _requested(node: str, event: Requested) -> str:
 def _predicted(event: Requested) -> str:
     if not event.predicted_ms and not event.recompute_ms:
         return ""
-    return f", predicted {_ms(event.predicted_ms)} against {_ms(event.recompute_ms)} to recompute"
+    if not event.predicted_ms:
+        return f", predicted {_ms(event.recompute_ms)} to recompute"
+    against = f" against {_ms(event.recompute_ms)} to recompute" if event.recompute_ms else ""
+    return f", predicted {_ms(event.predicted_ms)}{against}"
 
 
 def _transferred(node: str, event: Transferred) -> str:
@@ -165,10 +168,11 @@ def _transferred(node: str, event: Transferred) -> str:
 
 def _transfer_failed(node: str, event: TransferFailed) -> str:
     fence = f", fenced by {event.fence}" if event.fence else ""
+    goes_on = "was aborted" if event.reason == "aborted" else "recomputes"
     return (
         f"{node} got nothing from {event.source}: {event.reason} at {event.stage}"
         f"{_extra(event.detail)} after {_ms(event.total_ms)}{fence}; request {event.request} "
-        f"recomputes, transfer {event.transfer}"
+        f"{goes_on}, transfer {event.transfer}"
     )
 
 
@@ -181,16 +185,20 @@ def _pin_ended(node: str, event: PinEnded) -> str:
 
 
 def _request_ended(node: str, event: RequestEnded) -> str:
+    # What was broken off need not have been computed; it counts as the rest of the prompt.
+    broken_off = event.outcome in ("aborted", "error") and not event.output_tokens
+    rest = "left to compute" if broken_off else "computed"
     parts = [
         f"{event.local_tokens:,} local",
         f"{event.pulled_tokens:,} pulled" + (f" from {event.source}" if event.source else ""),
-        f"{event.computed_tokens:,} computed",
+        f"{event.computed_tokens:,} {rest}",
     ]
+    first = f", first token after {_ms(event.ttft_ms)}" if event.output_tokens else ""
     miss = f"; nothing pulled: {event.miss}" if event.miss and not event.pulled_tokens else ""
     return (
         f"{node} ended request {event.request} ({event.outcome}): "
         f"{_n(event.prompt_tokens, 'prompt token')} = {' + '.join(parts)}, "
-        f"{_n(event.output_tokens, 'token')} out, first token after {_ms(event.ttft_ms)}{miss}"
+        f"{_n(event.output_tokens, 'token')} out{first}{miss}"
     )
 
 

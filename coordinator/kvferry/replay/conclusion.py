@@ -33,6 +33,13 @@ _FAILURES: dict[str, str] = {
 }
 
 
+_UNANSWERED = {
+    "aborted": "the request was aborted before",
+    "error": "the engine failed",
+}
+"""How a request ends without an answer."""
+
+
 def conclude(events: Sequence[tuple[str, AnyEvent]]) -> tuple[str, str]:
     """What became of a request, and the cure where something is amiss.
 
@@ -64,7 +71,7 @@ def conclude(events: Sequence[tuple[str, AnyEvent]]) -> tuple[str, str]:
             "was dropped by the ledger's limits",
             "",
         )
-    return "; ".join(lines), " ".join(dict.fromkeys(cure for cure in cures if cure))
+    return "; ".join(lines), "; ".join(dict.fromkeys(cure for cure in cures if cure))
 
 
 def failure(event: TransferFailed) -> str:
@@ -81,10 +88,12 @@ def predicted(event: Requested) -> str:
         return ""
     queue = f", {duration(event.queue_ms)} of it waiting," if event.queue_ms else ""
     source = f" from {event.source}" if event.source and not event.transfer else ""
-    return (
-        f" (predicted: {duration(event.predicted_ms)} to move{source}{queue} against "
-        f"{duration(event.recompute_ms)} to compute)"
-    )
+    parts = []
+    if event.predicted_ms:
+        parts.append(f"{duration(event.predicted_ms)} to move{source}{queue}")
+    if event.recompute_ms:
+        parts.append(f"{duration(event.recompute_ms)} to compute")
+    return f" (predicted: {' against '.join(parts)})"
 
 
 def waited(event: RequestEnded) -> float:
@@ -104,6 +113,8 @@ def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
 def _ended(
     node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
 ) -> tuple[str, str]:
+    if not event.output_tokens and event.outcome in _UNANSWERED:
+        return _unanswered(node, event, events)
     parts = f"{node} answered a prompt of {counted(event.prompt_tokens, 'token')}: "
     if event.pulled_tokens:
         took = _moved(event.request, events)
@@ -130,6 +141,24 @@ def _ended(
             numbers = f"{numbers}; it waited for {duration(waited(event))}"
         return f"{parts}{own}nothing was pulled because {known.meaning}{numbers}", known.cure
     return f"{parts}{own}nothing had to be pulled", ""
+
+
+def _unanswered(
+    node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
+) -> tuple[str, str]:
+    """A request that ended before its first token; what it pulled had begun to no end."""
+    text = (
+        f"{node} gave no token for a prompt of {counted(event.prompt_tokens, 'token')}: "
+        f"{_UNANSWERED[event.outcome]}"
+    )
+    if event.local_tokens or event.pulled_tokens:
+        text += (
+            f", with {event.local_tokens:,} from its own cache and {event.pulled_tokens:,} pulled"
+        )
+    for _, one in events:
+        if isinstance(one, TransferFailed) and one.request == event.request:
+            text += f"; a transfer from {one.source} ended at {one.stage}: {failure(one)}"
+    return text, cure_of("transfer_failed", "aborted") if event.outcome == "aborted" else ""
 
 
 def _running(

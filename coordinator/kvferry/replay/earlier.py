@@ -78,12 +78,17 @@ class EarlierOffers:
         while hinted in self._heirs:
             hinted = self._heirs[hinted]
 
-        def worth(kept: Kept) -> tuple[bool, int, bool, bool, bool, int]:
+        asked = wanted.failed.source if wanted.failed is not None else ""
+
+        def worth(kept: Kept) -> tuple[bool, bool, int, bool, bool, bool, int]:
             depth, own = kept.depth(wanted), kept.space == wanted.space
+            some = own and depth > 0
+            # A transfer that failed is explained by what became of its own source.
+            there = some and kept.node == asked
             # What the node itself still has, it need not get from others.
             other = kept.node != wanted.node
             whole = kept.now >= depth
-            return own and depth > 0, depth, kept.offer == hinted, other, whole, kept.begun.seq
+            return there, some, depth, kept.offer == hinted, other, whole, kept.begun.seq
 
         near = [
             kept

@@ -50,6 +50,8 @@ def fate(wanted: Wanted, kept: Kept | None, background: Background) -> MissCause
         return None
     if wanted.failed is not None and wanted.failed.reason not in BROKEN:
         return None  # The transfer's own failure says all there is.
+    if wanted.failed is not None and kept is not None and kept.node != wanted.failed.source:
+        return None  # What became of another node's offer is no reason: that node was not asked.
     if kept is None:
         return _never(wanted, background) if wanted.word in SOUGHT else None
     if wanted.word == PARTLY:

@@ -34,7 +34,8 @@ def conclude_session(session: str, items: Sequence[StoryItem]) -> tuple[str, str
     failed = sum(1 for one in items if isinstance(one.body, TransferFailed))
     misses = _misses(items)
     many = f"{counted(len(turns), 'turn')}, " if turns else ""
-    lasted = duration(items[-1].stored_ms - items[0].stored_ms)
+    own = [one.stored_ms for one in items if isinstance(one.body, _SPANS)]
+    lasted = duration(max(own) - min(own)) if own else duration(0)
     where = f" on {' and '.join(nodes)}" if nodes else ""
     text = f"session {session}: {many}{counted(len(ended), 'request')}{where} in {lasted}"
     if ended:
@@ -57,6 +58,8 @@ def conclude_session(session: str, items: Sequence[StoryItem]) -> tuple[str, str
 
 
 _FIRST = ("nothing_held", 1)
+_SPANS = (Requested, RequestEnded, TurnEnded)
+"""What a session lasts by; what becomes of its KV afterwards is not its own time."""
 
 
 def _misses(items: Sequence[StoryItem]) -> dict[str, int]:

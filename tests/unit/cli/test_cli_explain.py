@@ -52,7 +52,7 @@ times, each on its node's own clock:
 pulling 23 ms, computing the prompt 30 ms, to the first token 60 ms, to the end 300 ms
   r0  rt-2: to the client's first token 63 ms, to the client's last token 310 ms
 
-session s-1: 1 turn, 2 requests on d0 and p0 in 11.0 s; 2,060 prompt tokens = 0 local + 1,024 \
+session s-1: 1 turn, 2 requests on d0 and p0 in 9.4 s; 2,060 prompt tokens = 0 local + 1,024 \
 pulled + 1,036 computed; 1 transfer used, 0 failed
 """
 

@@ -164,7 +164,7 @@ STORIES: list[tuple[Event, str]] = [
     (
         RequestEnded(request="r1", prompt_tokens=1, computed_tokens=1, miss="too_short"),
         "n0 ended request r1 (stop): 1 prompt token = 0 local + 0 pulled + 1 computed, 0 tokens "
-        "out, first token after 0 ms; nothing pulled: too_short",
+        "out; nothing pulled: too_short",
     ),
     (
         TurnEnded(

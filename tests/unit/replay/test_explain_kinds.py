@@ -103,7 +103,7 @@ LOST = """\
   12.0 s  d0 no longer offers d0.1, 64 blocks gone: the engine needed the memory
 """
 SESSION = f"""{MADE}{ENDED}{MOVED}{ANSWERED}{LOST}
-session s-1: 1 turn, 2 requests on d0 and p0 in 11.0 s; 2,060 prompt tokens = 0 local + \
+session s-1: 1 turn, 2 requests on d0 and p0 in 9.4 s; 2,060 prompt tokens = 0 local + \
 1,024 pulled + 1,036 computed; 1 transfer used, 0 failed
 """
 BLOCK = f"""{MADE}{MOVED}{LOST}

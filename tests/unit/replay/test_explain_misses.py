@@ -12,6 +12,7 @@ from kvferry.core.events import (
     NodeLeft,
     PinEnded,
     Requested,
+    RequestEnded,
     Retained,
     TransferFailed,
 )
@@ -19,11 +20,15 @@ from kvferry.replay.explain import explain
 from kvferry.replay.stories import Story
 
 
-async def told(*moments: tuple[float, str, AnyEvent], asked: str = "turn-2") -> Story:
+async def told(
+    *moments: tuple[float, str, AnyEvent],
+    asked: str = "turn-2",
+    nodes: tuple[str, ...] = ("p0", "d0"),
+) -> Story:
     """The story after these (second, writer, event); ``c-1`` is the coordinator."""
     log = DatedLog()
     records = Records(log)
-    for node in ("p0", "d0"):
+    for node in nodes:
         await records.join(node)
     for second, node, event in moments:
         log.now_s = second
@@ -226,3 +231,40 @@ async def test_a_failed_transfer_says_where_why_and_what_its_source_lost() -> No
         "settle: the source had reused a block before the read was settled, fenced by "
         "socket_closed; the prompt was computed"
     )
+
+
+async def test_a_failed_transfer_is_explained_by_its_own_source() -> None:
+    """Another node's offer of the same run, which was not asked for, is no reason."""
+    asked = Requested(
+        request="turn-2", transfer="p0.9", source="d0", wanted=66, granted=64, basis="hint",
+        session="s-1",
+    )  # fmt: skip
+    failed = TransferFailed(
+        transfer="p0.9", request="turn-2", source="d0", stage="pin", reason="unreachable"
+    )
+    moments: list[tuple[float, str, AnyEvent]] = [
+        *turn_1(),
+        (2.0, "d1", kept("d1.1", 64, "turn-1b", "s-1")),
+        (8.0, "c-1", NodeLeft(term=1, node="d0", incarnation=f"{'d0':0>16}", epoch=1)),
+        (10.0, "p0", asked),
+        (10.1, "p0", failed),
+        (10.4, "p0", computed("turn-2", 1_060, "transfer_failed")),
+        (12.0, "d1", NodeClosed(incarnation=f"{'d1':0>16}")),
+    ]
+    gone = await told(*moments, nodes=("p0", "d0", "d1"))
+    assert [one.how for one in gone.causes] == ["transfer_failed", "source_gone"]
+    assert "d0 was declared gone 2.0 s before it was wanted" in gone.causes[1].text
+    lives = await told(*(one for one in moments if one[1] != "c-1"), nodes=("p0", "d0", "d1"))
+    assert [one.how for one in lives.causes] == ["transfer_failed"]
+
+
+async def test_a_request_that_was_aborted_gave_no_answer() -> None:
+    ended = RequestEnded(
+        request="turn-2", prompt_tokens=1_060, computed_tokens=1_060, outcome="aborted"
+    )
+    story = await told((10.0, "p0", Requested(request="turn-2", wanted=66)), (10.2, "p0", ended))
+    assert story.conclusion == (
+        "p0 gave no token for a prompt of 1,060 tokens: the request was aborted before"
+    )
+    assert story.cure.startswith("nothing to do")
+    assert "1,060 left to compute, 0 tokens out" in story.items[-1].text
