@@ -45,15 +45,19 @@ class SendOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def joined(parts: list[RankOutcome], *, rid: str, target: str, tokens: int) -> SendOutcome:
-    """Sent if every rank's part was; else refused for the reason of the first that was."""
+    """Sent if every rank's part was, under one admission; else refused for the first reason."""
     refused = next((part for part in parts if part.state == REFUSED), None)
+    reason, detail = (refused.reason, refused.detail) if refused else ("", "")
+    generations = {part.generation for part in parts}
+    if not refused and len(generations) > 1:
+        reason, detail = "not_admitted", f"ranks were admitted apart, as {generations}"
     return SendOutcome(
         request=parts[0].request,
         rid=rid,
         target=target,
-        state=REFUSED if refused else SENT,
-        reason=refused.reason if refused else "",
-        detail=refused.detail if refused else "",
+        state=REFUSED if reason else SENT,
+        reason=reason,
+        detail=detail,
         tokens=tokens,
         bytes=sum(part.bytes for part in parts),
         generation=parts[0].generation,

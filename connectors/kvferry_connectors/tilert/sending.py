@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -17,7 +16,7 @@ from kvferry_connectors.tilert.layout import Stage, Target, pieces
 from kvferry_connectors.tilert.outcomes import REFUSED, SENT, RankOutcome
 from kvferry_connectors.tilert.staging import Lease
 from kvferry_connectors.tilert.targets import Met, Targets
-from kvferry_connectors.tilert.wire import Done, send
+from kvferry_connectors.tilert.wire import Done, await_end, send
 
 POLL_S = 0.0002
 """Between two looks at a write under way: looking is what moves it on."""
@@ -153,11 +152,10 @@ class Send:
         for rank in self._plays:
             self._admitted.append(admit(self._wanted, rank, self._stopping))
             self._check_stop()
-        # What a node has read of its buffer when it accepts is its own business: all parts of
-        # one request have to belong to one admission.
+        # Parts of two admissions never make one request.
         generations = {one.generation for one in self._admitted}
         if len(generations) != 1:
-            raise SendRefused("cancelling", f"the node admitted the ranks apart: {generations}")
+            raise SendRefused("not_admitted", f"ranks were admitted apart, as {generations}")
         self._admitted_ms = 1000 * (time.monotonic() - self._began)
 
     def _write_layers(self, met: Met) -> int:
@@ -209,6 +207,8 @@ class Send:
                 one.connection,
                 Done(rid=self._wanted.rid, rank=one.rank, generation=one.generation),
             )
+        for one in self._admitted:
+            await_end(one.connection)
 
     def _check_stop(self) -> None:
         if self._stopping.is_set():
@@ -225,8 +225,7 @@ class Send:
             except BackendError as error:
                 log.critical("tilert: staging memory of %s stays reserved: %s", self.request, error)
                 safe = False
-        with contextlib.suppress(BackendError):
-            self._targets.give(self._where, met)
+        self._targets.give(self._where, met)
         return safe
 
     def _await_copies(self) -> bool:

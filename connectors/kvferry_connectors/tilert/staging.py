@@ -117,8 +117,12 @@ class StagingPool:
         if self._memory is None:
             import torch
 
+            # A device copies to the host by itself only where that memory is pinned.
+            pinned = self._device == "cpu" and torch.cuda.is_available()
             try:
-                self._memory = torch.empty(self._size, dtype=torch.uint8, device=self._device)
+                self._memory = torch.empty(
+                    self._size, dtype=torch.uint8, device=self._device, pin_memory=pinned
+                )
             except (RuntimeError, MemoryError, AssertionError) as error:  # The last without CUDA.
                 raise SendRefused(
                     "staging_unavailable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from kvferry_connectors.tilert.wire import Hello
 
 IDLE_MAX = 64
 """Nodes whose connections are kept although nothing is sent to them."""
+
+log = logging.getLogger("kvferry.tilert")
 
 
 class Met:
@@ -53,7 +56,7 @@ class Targets:
             if met is not None and met.described != hello.nixl_meta:
                 del self._met[where]
                 if not met.users:
-                    met.remote.fence()
+                    _let_go(met)
                 met = None
             if met is None:
                 met = Met(hello.nixl_meta, self._meet(hello, target))
@@ -73,7 +76,7 @@ class Targets:
             elif not met.users:
                 over = [met]  # Another took its place meanwhile.
         for one in over:
-            one.remote.fence()
+            _let_go(one)
 
     def fence(self, where: str, met: Met) -> None:
         """Make sure that nothing is written any more; the node is met anew by the next send.
@@ -108,3 +111,11 @@ class Targets:
             raise SendRefused("writer_unavailable", str(error)) from error
         except BackendError as error:
             raise SendRefused("write_failed", f"the decode node cannot be met: {error}") from error
+
+
+def _let_go(met: Met) -> None:
+    """End the connection to a node that nothing is sent to."""
+    try:
+        met.remote.fence()
+    except BackendError as error:
+        log.error("tilert: a connection to a decode node does not end: %s", error)

@@ -7,7 +7,7 @@ that many bytes of JSON. The node speaks first::
     sender  admit     which request, which rank, how long
     node    accept | reject
     sender  writes into the node's memory, then: done
-    sender  hangs up; the node never acknowledges ``done``
+    node    hangs up, which is all that acknowledges ``done``
 
 Nothing in it is authenticated, and the node trusts what it is told: the network between prefill
 and decode nodes has to be closed to others.
@@ -149,6 +149,22 @@ def send(connection: socket.socket, message: Hello | Admit | Answer | Done) -> N
         connection.sendall(encode(message))
     except TimeoutError as error:
         raise SendRefused("timeout", "the decode node does not read what it is sent") from error
+    except OSError as error:
+        raise SendRefused("unreachable", f"the connection broke: {error}") from error
+
+
+def await_end(connection: socket.socket) -> None:
+    """Wait until the node hangs up, as it does once it has read ``done``.
+
+    One that is slow to do so has been told all the same.
+
+    Raises:
+        SendRefused: ``unreachable``, where it is gone instead.
+    """
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return
     except OSError as error:
         raise SendRefused("unreachable", f"the connection broke: {error}") from error
 

@@ -21,7 +21,7 @@ from kvferry_connectors.tilert.errors import SendRefused
 from kvferry_connectors.tilert.fitting import Fit, fit
 from kvferry_connectors.tilert.metadata import SendOrder, TileRTMetadata
 from kvferry_connectors.tilert.options import parse
-from kvferry_connectors.tilert.outcomes import RankOutcome, SendOutcome
+from kvferry_connectors.tilert.outcomes import RankOutcome, SendOutcome, joined
 from kvferry_connectors.tilert.profiles import BF16, Profile
 from kvferry_connectors.tilert.reports import Inbox, Reporter
 from kvferry_connectors.tilert.scheduler import SchedulerSide
@@ -319,3 +319,12 @@ def test_an_inbox_that_is_gone_stops_nobody(caplog: pytest.LogCaptureFixture) ->
 def test_wrong_options_are_named(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(given)
+
+
+def test_parts_of_two_admissions_are_not_one_send() -> None:
+    first = RankOutcome(request="r", rank=0, state="sent", bytes=3, generation=7)
+    for generation, state in ((7, "sent"), (8, "refused")):
+        second = RankOutcome(request="r", rank=1, state="sent", bytes=4, generation=generation)
+        whole = joined([first, second], rid="r", target="n:1", tokens=5)
+        assert (whole.state, whole.bytes) == (state, 7)
+    assert whole.reason == "not_admitted"

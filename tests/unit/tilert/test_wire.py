@@ -18,6 +18,7 @@ from kvferry_connectors.tilert.wire import (
     Answer,
     Done,
     Hello,
+    await_end,
     decode,
     encode,
     receive,
@@ -123,6 +124,24 @@ def test_a_connection_that_breaks_in_mid_message_is_unreachable(
     theirs.close()
     with pytest.raises(SendRefused) as refused:
         receive(ours, Hello)
+    assert refused.value.reason == "unreachable"
+
+
+def test_a_node_that_hangs_up_has_read_what_it_was_told(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    await_end(ours)  # In no hurry: told all the same.
+    theirs.close()
+    await_end(ours)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        gone.settimeout(5.0)
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        there.close()  # As a process that is killed with something unread.
+        with gone, pytest.raises(SendRefused) as refused:
+            await_end(gone)
     assert refused.value.reason == "unreachable"
 
 
