@@ -20,6 +20,8 @@ neither the length of a context nor queues."""
 HYSTERESIS = 0.08
 DOUBT_MAX = 3.0
 """What is hardly known is thought twenty times as good as it seems, and no better."""
+DOUBT_DEAR_MAX = 0.3
+"""Of a pair that was found too dear: small trials clear the doubt, a whole prefix need not."""
 PAYS_MIN, PAYS_MAX = 256, 1 << 17
 """Prompts in tokens between which :func:`pays_from` looks."""
 LINK_KEEP, PREFILL_KEEP = 0.9, 0.97
@@ -162,7 +164,7 @@ def worth_moving(
     """
     if move_ms is None or recompute_ms is None:
         return True
-    least_ms = move_ms * math.exp(-min(doubt, DOUBT_MAX))
+    least_ms = move_ms * math.exp(-min(doubt, DOUBT_DEAR_MAX if before is False else DOUBT_MAX))
     if before is None:
         return least_ms < recompute_ms
     return least_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)

@@ -24,7 +24,7 @@ SPREAD_NEW = 0.1
 """Weight of a new error in the running spread."""
 SURPRISE_MIN = math.log(1.8)
 """An error is no surprise below this, however well the past was predicted."""
-SURPRISE_SPREADS = 3.0
+SURPRISE_SPREADS = 3.5
 LEVERAGE_MAX = 1e6
 OTHERS_SHARE = 0.3
 """Before it is seen, each part but the first growing one is thought to take nothing, give or take

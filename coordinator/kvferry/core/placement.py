@@ -16,12 +16,20 @@ from kvferry.core.cost import (
     worth_moving,
 )
 from kvferry.core.leases import tier_order
+from kvferry.core.trials import put_aside
 
 TIE_SHARE = 0.05
 """Gains that differ by less than this share of what is computed otherwise are taken as equal: the
 predictions are no better than that, and equals share the load."""
 TRIAL_PARTS_MAX, TRIAL_PARTS_MIN = 32, 8
-"""A trial moves between these parts of the prefix."""
+"""A trial moves no more than one of these parts of the prefix: of the first to be cheap, of the
+second to be heard above the link's floor."""
+TRIAL_BLOCKS_MIN = 8
+"""A trial is small, so that nearly every request can pay for one: each that passes without is a
+request for which nobody can know that the link has changed."""
+TRIAL_LARGER = 4
+"""Every other trial is so many times as large where that is paid for: from trials of one size
+nobody can tell a link's floor from its rate."""
 TRIAL_DOUBT_MAX = 1.0
 """However little is known of small transfers, a trial is not thought cheaper than by that much."""
 
@@ -90,26 +98,37 @@ def trial(ranked: Sequence[Ranked], *, block_size: int, prefill: PrefillCost) ->
     link is now, and what was put aside pays for it. None when nothing is."""
     for one in ranked:
         source, link = one.source, one.source.link
-        if link is None or source.credit_ms <= 0.0 or source.queue_ms > 0.0:
+        if link is None or source.queue_ms > 0.0:
             continue
-        blocks = _telling_blocks(source, link)
-        move = predict_move_ms(link, blocks * source.block_bytes)
-        recompute = predict_recompute_ms(prefill, blocks * block_size)
-        if move is None or recompute is None:
-            continue
-        doubt = min(link.doubt(blocks * source.block_bytes), TRIAL_DOUBT_MAX)
-        least_ms = move * math.exp(-doubt)
-        if least_ms - recompute > source.credit_ms:
-            continue
-        return msgspec.structs.replace(one, move_ms=move, recompute_ms=recompute, limit=blocks)
+        least = _telling_blocks(source, link)
+        larger = min(source.blocks // TRIAL_PARTS_MAX, TRIAL_LARGER * least)
+        for blocks in (max(least, larger), least) if link.n % 2 else (least,):
+            part = _affordable(one, link, blocks, block_size, prefill)
+            if part is not None:
+                return part
     return None
+
+
+def _affordable(
+    one: Ranked, link: LinkCost, blocks: int, block_size: int, prefill: PrefillCost
+) -> Ranked | None:
+    """A trial of so many blocks, if what was put aside pays for it."""
+    size = blocks * one.source.block_bytes
+    move = predict_move_ms(link, size)
+    recompute = predict_recompute_ms(prefill, blocks * block_size)
+    if move is None or recompute is None:
+        return None
+    least_ms = move * math.exp(-min(link.doubt(size), TRIAL_DOUBT_MAX))
+    credit_ms = one.source.credit_ms + put_aside(recompute * one.source.blocks / blocks)
+    if least_ms - recompute > credit_ms:
+        return None
+    return msgspec.structs.replace(one, move_ms=move, recompute_ms=recompute, limit=blocks)
 
 
 def _telling_blocks(source: Source, link: LinkCost) -> int:
     """Blocks whose bytes take about as long as the link's floor, so that both are heard."""
     even = math.ceil(min(link.floor_ms() * link.bytes_per_ms(), 1e15) / max(1, source.block_bytes))
-    least, most = source.blocks // TRIAL_PARTS_MAX, source.blocks // TRIAL_PARTS_MIN
-    return max(1, least, min(even, most))
+    return max(1, min(TRIAL_BLOCKS_MIN, source.blocks), min(even, source.blocks // TRIAL_PARTS_MIN))
 
 
 def _rate(source: Source, block_size: int, prefill: PrefillCost | None) -> Ranked:

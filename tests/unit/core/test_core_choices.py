@@ -91,15 +91,30 @@ def test_equal_sources_share_the_targets_and_each_target_keeps_its_order() -> No
     assert min(firsts.count(name) for name in "abc") >= 10
 
 
-def test_a_trial_moves_a_small_part_and_only_what_was_put_aside_pays_for() -> None:
-    prefill = prefill_of(1.0)
-    for credit, limit in ((0.0, 0), (5.0, 0), (40.0, 5)):
-        dear = source("dear", 160, link(3.0), moving=False, credit_ms=credit)
-        tried = trial(rank([dear], block_size=16, prefill=prefill), block_size=16, prefill=prefill)
-        assert (tried.limit if tried is not None else 0) == limit
-        if tried is not None:
-            assert tried.move_ms == pytest.approx(15.0, rel=0.1)
-            assert tried.recompute_ms == pytest.approx(5.0, rel=0.1)
+@pytest.mark.parametrize(
+    ("blocks", "credit_ms", "again", "limit"),
+    [
+        pytest.param(160, 0.0, 0, 0, id="nothing-put-aside"),
+        pytest.param(160, 5.0, 0, 0, id="too-little"),
+        pytest.param(160, 40.0, 0, 8, id="enough"),
+        pytest.param(1_600, 0.0, 0, 8, id="its-own-request-pays"),
+        pytest.param(1_600, 40.0, 1, 32, id="every-other-is-larger"),
+        pytest.param(1_600, 0.0, 1, 8, id="where-that-is-paid-for"),
+        pytest.param(4, 40.0, 0, 4, id="no-more-than-there-is"),
+    ],
+)
+def test_a_trial_moves_a_small_part_and_only_what_is_put_aside_pays_for(
+    blocks: int, credit_ms: float, again: int, limit: int
+) -> None:
+    prefill, dear_link = prefill_of(1.0), link(3.0)
+    for _ in range(again):
+        dear_link.observe(20_000, 60.0)
+    dear = source("dear", blocks, dear_link, moving=False, credit_ms=credit_ms)
+    tried = trial(rank([dear], block_size=16, prefill=prefill), block_size=16, prefill=prefill)
+    assert (tried.limit if tried is not None else 0) == limit
+    if tried is not None:
+        assert tried.move_ms == pytest.approx(3.0 * limit, rel=0.1)
+        assert tried.recompute_ms == pytest.approx(1.0 * limit, rel=0.1)
 
 
 def test_nothing_ranks_to_nothing() -> None:

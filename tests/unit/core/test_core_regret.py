@@ -1,9 +1,12 @@
-"""After a link has changed fourfold, choosing by what is learned costs little more than knowing."""
+"""After a link has changed fourfold, choosing by what is learned costs little more than knowing.
+
+The first request after it cannot know, and what that one costs hangs on how long it happens to be;
+it counts in what is lost at once, and not in what is lost by learning."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 from tests.unit.core import regret as pair
@@ -11,9 +14,11 @@ from tests.unit.core.regret import World, after_change, bytes_per_ms
 
 from kvferry.core import trials
 
-SEEDS = range(12)
-SETTLED_MAX = 0.10
-"""Of the best possible cost, once 20 requests have come since the change."""
+SEEDS = range(20)
+LOST_MAX = 0.10
+"""Of the best possible cost."""
+SINGLE_MAX = 0.25
+"""In no single seed more than that."""
 CHANGES = [
     pytest.param(before, factor, id=f"{before:g}-{factor:g}x")
     for before, factor in [(0.3, 0.25), (0.5, 0.25), (0.8, 0.25), (1.2, 4), (2.0, 4), (3.0, 4)]
@@ -22,23 +27,26 @@ CHANGES = [
 
 @pytest.mark.parametrize("noise", [0.1, 0.2])
 @pytest.mark.parametrize(("before", "factor"), CHANGES)
-def test_twenty_requests_after_a_fourfold_change_the_choice_is_good_again(
+def test_a_fourfold_change_costs_little_more_than_its_first_request(
     before: float, factor: float, noise: float
 ) -> None:
     runs = [after_change(before, factor, seed, noise) for seed in SEEDS]
-    steady, first, settled = ([run[part] for run in runs] for part in range(3))
-    assert max(steady) < SETTLED_MAX
-    assert max(settled) < SETTLED_MAX
-    # What the change costs until it is noticed: somebody has to be the first to meet it.
-    assert mean(first) < 2 * SETTLED_MAX
+    assert max(one.before for one in runs) < SINGLE_MAX
+    assert median(one.at_once for one in runs) < LOST_MAX
+    learned = sorted(one.learned for one in runs)
+    assert mean(learned) < LOST_MAX / 2
+    assert learned[-2] < LOST_MAX + 0.03, "all but one seed in twenty"
+    assert learned[-1] < SINGLE_MAX
+    assert mean(one.settled for one in runs) < LOST_MAX / 2
 
 
 def test_without_trials_a_link_that_became_fast_is_never_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trials, "TRIAL_SHARE", 0.0)
-    settled = [after_change(2.0, 4, seed)[2] for seed in SEEDS]
-    assert mean(settled) > 3 * SETTLED_MAX
+    runs = [after_change(2.0, 4, seed) for seed in SEEDS]
+    assert mean(one.learned for one in runs) > 3 * LOST_MAX
+    assert mean(one.settled for one in runs) > 3 * LOST_MAX
 
 
 def test_near_break_even_the_choice_does_not_flap() -> None:

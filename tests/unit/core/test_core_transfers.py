@@ -223,13 +223,24 @@ def test_passing_a_pair_over_puts_aside_what_a_trial_may_cost() -> None:
     pair = ledger.space.trials["d0>p0"]
     assert (pair.moving, pair.credit_ms) == (False, pytest.approx(12.0))
     tried = msgspec.structs.replace(requested("t"), predicted_ms=15.0, recompute_ms=5.0)
-    p0.write(tried)
+    p0.write(msgspec.structs.replace(tried, wanted=tried.granted))
     assert (pair.moving, pair.credit_ms) == (False, pytest.approx(2.0))
     p0.write(msgspec.structs.replace(requested("u"), predicted_ms=50.0, recompute_ms=100.0))
     assert pair.moving
     for _ in range(500):
         p0.write(dear)
     assert pair.credit_ms == pytest.approx(100.0), "never more than one request costs"
+
+
+def test_a_trial_puts_aside_for_what_its_request_computes() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    tried = requested("t")
+    tried = msgspec.structs.replace(
+        tried, wanted=100 * tried.granted, predicted_ms=15.0, recompute_ms=10.0
+    )
+    p0.write(tried)
+    pair = ledger.space.trials["d0>p0"]
+    assert (pair.moving, pair.credit_ms) == (False, pytest.approx(0.03 * 1000.0 - 5.0))
 
 
 def test_a_probe_is_believed_only_before_real_transfers() -> None:
