@@ -51,7 +51,7 @@ def requested(space: SpaceState, node: NodeState, applied: Applied, event: Reque
     pair = pair_key(event.source, node.name)
     if event.basis != HINT:  # Whoever followed a hint has weighed nothing.
         parts = event.wanted / event.granted if event.granted > 0 else 1.0
-    taken(space.trials, pair, event.predicted_ms, event.recompute_ms, parts)
+        taken(space.trials, pair, event.predicted_ms, event.recompute_ms, parts)
     _open(
         space,
         TransferState(
