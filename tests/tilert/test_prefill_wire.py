@@ -247,6 +247,26 @@ def test_a_killed_sender_blocks_its_node_until_the_decode_gives_up(
     assert nodes.decoded("b", "after-killed")["rid"] == "after-killed"
 
 
+def test_a_node_that_freezes_in_mid_send_costs_that_send_only(nodes: Nodes) -> None:
+    with prefill(cache(), send_timeout_ms=6_000) as engine:
+        engine.begin("frozen", nodes.b, IDS, TOKENS)
+        under_way = engine.sender._sends["engine-frozen"]
+        nodes.b.wait_for(lambda: len(under_way._admitted) == 8, "admission of all ranks")
+        nodes.b.freeze()
+        try:
+            engine.compute()
+            outcome = engine.outcome()
+            assert (outcome.state, outcome.reason) == ("refused", "timeout")
+            pool = engine.sender.staging
+            assert pool is not None
+            nodes.a.wait_for(lambda: pool.leases == 0, "the fence")
+            assert engine.send("beside", nodes.a, IDS, TOKENS).state == "sent"
+        finally:
+            nodes.b.thaw()
+    assert nodes.decoded("a", "beside")["rid"] == "beside"
+    assert decode(nodes.b, "frozen", timeout_s=0.5).status_code == 504
+
+
 def test_a_request_that_its_router_gave_up_is_not_sent_again(nodes: Nodes) -> None:
     assert decode(nodes.a, "gone", timeout_s=0.3).status_code == 504
     with prefill(cache(), admission_window_ms=500) as engine:
