@@ -67,6 +67,7 @@ def check(
     spoiled = [one for one in found if one.invariant == "readable" and one.seq in unreadable]
     assert {one.seq for one in spoiled} == set(unreadable)
     assert [one for one in found if one not in spoiled] == []
+    engines_hold_what_the_ledger_says(plane, names)
     return facts
 
 
