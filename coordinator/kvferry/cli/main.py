@@ -15,6 +15,7 @@ from kvferry.cli import (
     coordinator,
     diff,
     doctor,
+    draining,
     events,
     explain,
     export,
@@ -118,6 +119,8 @@ app.command("version", rich_help_panel=LOOK)(version.command)
 app.command("pause", rich_help_panel=STEER)(policy.pause)
 app.command("resume", rich_help_panel=STEER)(policy.resume)
 app.command("observe", rich_help_panel=STEER)(policy.observe)
+app.command("drain", rich_help_panel=STEER)(draining.drain)
+app.command("undrain", rich_help_panel=STEER)(draining.undrain)
 
 
 def main() -> None:

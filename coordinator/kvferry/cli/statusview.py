@@ -6,6 +6,7 @@ from typing import Any
 
 from kvferry.cli import render
 from kvferry.cli.leaseview import print_leases, print_sessions
+from kvferry.cli.slotview import print_slots
 from kvferry.cli.times import duration, wall_ms
 
 Document = dict[str, Any]
@@ -23,6 +24,7 @@ def print_status(document: Document) -> None:
     for name, space in document["spaces"].items():
         _print_space(name, space, heard)
     _print_routers(document["routers"])
+    print_slots(document["routers"], document["coordinator"])
     _print_quarantine(document["quarantined"])
     if document["advice"]:
         render.heading("what is missing")

@@ -60,7 +60,7 @@ def _name(space: SpaceState, command: NameSlot) -> Decision:
         return _no(
             "too_many",
             f"{len(slots.nodes)} decode nodes are known, the most there may be; drain those that "
-            "are gone with `kvferry slots --drain NODE`",
+            "are gone with `kvferry drain NODE`",
         )
     found = known is None and command.above > 0
     event = SlotChanged(

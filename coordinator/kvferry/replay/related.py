@@ -16,6 +16,7 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
@@ -43,7 +44,7 @@ def request_ids(entry: Entry) -> tuple[str, ...]:
             ids: tuple[str, ...] = (event.request, event.external_id)
         case TurnEnded():
             ids = (event.request, event.prefill_request, event.decode_request)
-        case Transferred() | TransferFailed() | Produced() | Retained():
+        case Transferred() | TransferFailed() | Produced() | Retained() | SlotChanged():
             ids = (event.request,)
         case _:
             ids = ()
@@ -53,7 +54,7 @@ def request_ids(entry: Entry) -> tuple[str, ...]:
 def session_of(entry: Entry) -> str:
     """The session that an event names; empty if none."""
     event = entry.event
-    if isinstance(event, Requested | RequestEnded | TurnEnded | Retained):
+    if isinstance(event, Requested | RequestEnded | TurnEnded | Retained | SlotChanged):
         return event.session
     return ""
 

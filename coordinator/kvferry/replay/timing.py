@@ -10,6 +10,7 @@ from kvferry.core.events import (
     AnyEvent,
     PinEnded,
     RequestEnded,
+    SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
@@ -63,3 +64,5 @@ def _parts(event: AnyEvent) -> Iterator[tuple[str, str, float]]:
         case TurnEnded():
             yield event.request, "to the client's first token", event.ttft_ms
             yield event.request, "to the client's last token", event.total_ms
+        case SlotChanged():
+            yield event.request, "waiting for a decode slot", event.waited_ms

@@ -39,6 +39,8 @@ COMMANDS = {
     "pause",
     "resume",
     "observe",
+    "drain",
+    "undrain",
 }
 PLUGINS = {"router", "demo"}
 NOWHERE = "nats://127.0.0.1:9"

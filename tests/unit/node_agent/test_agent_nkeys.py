@@ -23,6 +23,7 @@ from tests.unit.node_agent.support import (
 )
 
 from kvferry.core.messages import PlanAnswer, PlanRequest
+from kvferry.core.slots_messages import slots_subject
 from kvferry.daemon.coordinator import Coordinator
 from kvferry.daemon.settings import CoordinatorSettings
 from kvferry.errors import LedgerRefused
@@ -32,6 +33,7 @@ from kvferry.ledger.server_process import find_binary, health
 from kvferry.ledger.subjects import facts_subject
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.slots import REPLIED, SlotClient, SlotNode, SlotTiming
 from kvferry.replay.audit.live.run import LiveAudit
 
 nkeys = pytest.importorskip("nkeys")
@@ -39,12 +41,15 @@ nkeys = pytest.importorskip("nkeys")
 USERS = Path(__file__).parents[3] / "deploy" / "nats" / "users.conf"
 
 
+USERS_OF_CONF = ("coordinator", "p0", "d0", "r0")
+
+
 class Guarded:
     """A nats-server that lets only the users of users.conf in."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        public = {f"{name.upper()}_NKEY": self._key(name) for name in ("coordinator", "p0", "d0")}
+        public = {f"{name.upper()}_NKEY": self._key(name) for name in USERS_OF_CONF}
         self._key("stranger")
         port, monitor = free_port(), free_port()
         self.url = f"nats://127.0.0.1:{port}"
@@ -125,6 +130,7 @@ async def test_nodes_work_within_their_permissions_and_not_beyond(guarded: Guard
         for name in ("p0", "d0"):
             assert_contiguous(await stored(ledger, node=name))
         await _is_kept_within(guarded)
+        await _a_router_gets_a_slot(guarded)
     finally:
         await coordinator.stop()
         await task
@@ -145,6 +151,8 @@ async def _is_kept_within(guarded: Guarded) -> None:
             await own.append(facts_subject(SPACE, "d0"), b"x", message_id="t2")
         with pytest.raises(LedgerRefused, match="forbids"):
             await own.request("kvfbus.query.anybody", b"{}", 20.0)
+        with pytest.raises(LedgerRefused, match="forbids"):
+            await own.request(slots_subject("anybody"), b"x", 20.0)
     finally:
         await own.close()
     for inbox in ("_INBOX", "_INBOX.d0"):
@@ -161,6 +169,36 @@ async def _is_kept_within(guarded: Guarded) -> None:
             name="stranger",
             credentials=Credentials(nkey_seed_file=guarded.seed("stranger")),
         )
+
+
+async def _a_router_gets_a_slot(guarded: Guarded) -> None:
+    """A router's login lets it ask for decode slots, hear of free ones, and nothing of engines."""
+    slots = SlotClient(
+        _as(guarded, "r0"), "a" * 16, timing=SlotTiming(ask_within_s=20.0, end_within_s=20.0)
+    )
+    await slots.start()
+    try:
+        await until(slots.available, "the router hears a leader")
+        await slots.register([SlotNode(name="t0", http="http://127.0.0.1:9", control="h:1")])
+        slot = await slots.acquire(["t0"], "a")
+        freed = asyncio.create_task(slots.freed(20.0))
+        assert await slots.end(slot, REPLIED)
+        assert await freed
+    finally:
+        await slots.close()
+    own = await connect(
+        guarded.url,
+        name="r0",
+        credentials=Credentials(nkey_seed_file=guarded.seed("r0")),
+        inbox_prefix="_INBOX.r0",
+    )
+    try:
+        with pytest.raises(LedgerRefused, match="forbids"):
+            await own.append(facts_subject(SPACE, "r0"), b"x", message_id="t3")
+        with pytest.raises(LedgerRefused, match="forbids"):
+            await own.request("kvfbus.plan.anybody", b"x", 20.0)
+    finally:
+        await own.close()
 
 
 def _as(guarded: Guarded, name: str) -> NodeSettings:

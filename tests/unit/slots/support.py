@@ -110,7 +110,7 @@ async def client_of(
     client = SlotClient(
         NodeSettings(nats_url="nats://memory", node=name),
         "a",
-        timing=SlotTiming(**timing),
+        timing=SlotTiming(**{"end_within_s": 0.3, **timing}),
         connect=connect,
     )
     await client.start()

@@ -16,6 +16,7 @@ from kvferry.replay.audit.leadership import Leadership
 from kvferry.replay.audit.leases import Leases
 from kvferry.replay.audit.predictions import Judgement, Predictions
 from kvferry.replay.audit.requests import Requests
+from kvferry.replay.audit.slots import Slots
 from kvferry.replay.audit.transfers import Transfers
 from kvferry.replay.fold import Progress, fold_to
 from kvferry.replay.reading import between, closing
@@ -128,7 +129,10 @@ async def audit(
     whole = begin == 1
     found = Findings(FINDINGS_MAX)
     predictions = Predictions()
-    checks: list[Check] = [Requests(), Transfers(whole), Leases(), Leadership(), predictions]
+    checks: list[Check] = [
+        *(Requests(), Transfers(whole), Leases(), Leadership(), Slots(whole)),
+        predictions,
+    ]
     reader = _Reader(checks, whole, found)
     total = end - begin + 1 + blocks.last - blocks.first + 1
     state = State() if begin <= 1 else await fold_to(log, to_seq=begin - 1)

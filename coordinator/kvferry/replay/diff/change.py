@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-SPACE, NODE, OFFER, LEASE, TRANSFER, TOTALS, POLICY, LEARNED = (
+SPACE, NODE, OFFER, LEASE, TRANSFER, SLOT, TOTALS, POLICY, LEARNED = (
     "space",
     "node",
     "offer",
     "lease",
     "transfer",
+    "slot",
     "totals",
     "policy",
     "learned",
 )
-KINDS = (SPACE, POLICY, NODE, OFFER, LEASE, TRANSFER, TOTALS, LEARNED)
+KINDS = (SPACE, POLICY, NODE, OFFER, LEASE, TRANSFER, SLOT, TOTALS, LEARNED)
 """In the order in which they are told."""
 
 Fields = Mapping[str, Any]

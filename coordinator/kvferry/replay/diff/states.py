@@ -28,6 +28,7 @@ from kvferry.replay.diff.change import (
     OFFER,
     POLICY,
     REMOVED,
+    SLOT,
     SPACE,
     TOTALS,
     TRANSFER,
@@ -43,7 +44,8 @@ T = TypeVar("T")
 
 
 def compare(a: State, b: State, *, source_a: str = "A", source_b: str = "B") -> Diff:
-    """What differs between two states: spaces, policy, nodes, offers, leases, transfers, totals.
+    """What differs between two states: spaces, policy, nodes, offers, leases, transfers, slots,
+    totals.
 
     Positions and store times do not count: an imported ledger is the same as the one that was
     exported. Transfers that ended and that only one state still remembers do not count either
@@ -88,6 +90,8 @@ def _of_space(name: str, a: SpaceState | None, b: SpaceState | None) -> Iterator
         views.transfer,
         views.transfer_words,
     )
+    slots, others = one.slots.nodes, other.slots.nodes
+    yield from _each(name, SLOT, slots, others, views.slot, views.slot_words)
     totals = msgspec.to_builtins(one.totals), msgspec.to_builtins(other.totals)
     yield from _whole(name, TOTALS, *totals)
     yield from _whole(name, LEARNED, views.learned(one), views.learned(other))

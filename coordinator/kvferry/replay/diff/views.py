@@ -1,4 +1,4 @@
-"""What of nodes, offers, transfers, policy and learned costs is compared, and how it is told.
+"""What of nodes, offers, transfers, slots, policy and learned costs is compared, and in what words.
 
 Store times and positions are left out: the same facts have others after an import.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvferry.core.leases import is_lease
+from kvferry.core.slots_state import SlotState, held
 from kvferry.core.state import NodeState, OfferState, SpaceState, TransferState
 from kvferry.core.story import LEASES
 
@@ -105,3 +106,21 @@ def transfer_words(one: TransferState) -> str:
     end = {"open": "is still open", "done": f"moved {one.count:,} blocks in {one.total_ms:.3g} ms"}
     how = end.get(one.phase, f"failed at {one.stage or 'an unknown stage'}: {one.reason}")
     return f"{one.target} from {one.source} for request {one.request}, {how}"
+
+
+def slot(one: SlotState) -> Fields:
+    return {
+        "http": one.node.http,
+        "control": one.node.control,
+        "profile": one.node.profile,
+        "phase": one.phase,
+        "drained": one.drained,
+        "fence": one.fence,
+        "holder": one.holder,
+        "request": one.request,
+        "last": one.last,
+    }
+
+
+def slot_words(one: SlotState) -> str:
+    return held(one)
