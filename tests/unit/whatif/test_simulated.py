@@ -1,4 +1,4 @@
-"""Decisions of simulated fleets, shipped code throughout, are decided again from their ledgers."""
+"""Simulated fleets, shipped code throughout: their decisions again, and forecasts against runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240.0
+QUIET = ("faults_per_s=0.0", "ledger_loses=0.0")
+SCRIPTED = (
+    *QUIET,
+    *("nodes=2", "clients=1", "coordinators=1", "busy_s=60", "lease_budget=0.0"),
+    *("forge_share=0.0", "abort_share=0.0", "overlap_share=0.0", "spike_share=0.0"),
+    *("latency_s=0.001", "read_fails=0.0", "read_hangs=0.0"),
+    *("stream_bytes=1073741824", "batch_events=256", "outbox_facts=8192"),
+)
 
 
-def decided(*arguments: str) -> list[dict[str, Any]]:
-    """What comes of each seed."""
+def simulated(*arguments: str) -> list[Any]:
+    """What the process printed."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.whatif.simulated", *arguments],
         cwd=ROOT,
@@ -31,19 +39,31 @@ def decided(*arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("seeds", "knobs"),
-    [
-        (("3", "5"), ("faults_per_s=0.0", "ledger_loses=0.0", "busy_s=20")),
-        (("1", "3"), ()),
-    ],
+    [(("3", "5"), (*QUIET, "busy_s=20")), (("1", "3"), ())],
     ids=["quiet", "with-faults"],
 )
 def test_decisions_of_a_simulated_fleet_are_reproduced(
     seeds: tuple[str, ...], knobs: tuple[str, ...]
 ) -> None:
-    found = decided(*seeds, *knobs)
+    found = simulated("again", *seeds, *knobs)
     assert [one["violations"] for one in found] == [0] * len(seeds)
     for one in found:
         assert one["decisions"] >= 30, one
         assert one["reproduced"] >= 0.99, one
         assert one["forged"] < 0.9, "a ledger that tells of other decisions is found out"
     assert any(one["kinds"].get("plan", 0) > 5 for one in found)
+
+
+@pytest.mark.parametrize("sizes", [("24", "96"), ("16", "48")])
+def test_pools_of_another_size_compute_what_was_forecast(sizes: tuple[str, str]) -> None:
+    """The same conversations on both, and each forecast from the ledger of the other."""
+    (found,) = simulated("backtest", *sizes, *SCRIPTED)
+    assert found["violations"] == 0
+    for way in ("larger", "smaller"):
+        one = found[way]
+        assert one["requests"][0] == one["requests"][1]
+        assert one["reproduced"] >= 0.99
+        assert one["low"] <= one["real"] <= one["high"], one
+        # The control: that nothing would change is far from what came, and out of the band.
+        assert abs(one["was"] - one["real"]) > one["high"] - one["low"], one
+        assert not one["low"] <= one["was"] <= one["high"], one
