@@ -12,7 +12,11 @@ from tests.e2e.plane import Plane
 from tests.tilert.nodes import DecodeNode, NodeOptions, missing
 from tests.tilert.original import OriginalSender
 from tests.tilert.parts import WORDS, Parts
-from tests.tilert.rig import make_tokenizer
+from tests.tilert.prefill import Prefill
+from tests.tilert.rig import BLOCKS, make_tokenizer
+from tests.unit.tilert.caches import EngineCache
+
+from kvferry_connectors.tilert.profiles import FP8_DS_MLA, find
 
 StartNode = Callable[..., DecodeNode]
 
@@ -63,14 +67,16 @@ def parts(tilert_package: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     start = node_starter(folder, made)
     plane = Plane(folder)
     sender: OriginalSender | None = None
+    senders = Prefill(EngineCache(find("dsv32"), FP8_DS_MLA, blocks=BLOCKS))
     try:
         for _ in range(2):
             start(wait=False, spy={"tokens": WORDS})
         plane.start_coordinator()
         sender = OriginalSender(folder / "sender.log")
         nodes = {f"t{i}": node.wait_ready() for i, node in enumerate(made)}
-        yield Parts(plane, sender, make_tokenizer(folder), nodes)
+        yield Parts(plane, senders, sender, make_tokenizer(folder), nodes)
     finally:
+        senders.sender.close()
         if sender is not None:
             sender.stop()
         for node in made:

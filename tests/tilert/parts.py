@@ -12,7 +12,8 @@ from typing import Any
 from tests.e2e.plane import Plane, Recorded, of
 from tests.tilert.nodes import DecodeNode
 from tests.tilert.original import OriginalSender
-from tests.tilert.rig import Rig, by_original, rig
+from tests.tilert.prefill import Prefill, injected_as
+from tests.tilert.rig import Rig, by_ours, rig
 from tests.tilert.standin import Send
 
 from kvferry.core.events import SlotChanged, TurnEnded
@@ -24,9 +25,16 @@ BOUND_S = 60.0
 
 @dataclass
 class Parts:
-    """``nodes``: two that are alike, ``t0`` and ``t1``."""
+    """What a test may use.
+
+    Attributes:
+        nodes: two that are alike, ``t0`` and ``t1``.
+        prefill: our senders, over a cache of recorded shapes.
+        sender: TileRT's own.
+    """
 
     plane: Plane
+    prefill: Prefill
     sender: OriginalSender
     tokenizer: Path
     nodes: dict[str, DecodeNode]
@@ -38,7 +46,7 @@ async def pool_of(
 ) -> AsyncIterator[Rig]:
     chosen = {name: parts.nodes[name] for name in names}
     async with rig(
-        parts.plane.url, chosen, parts.tokenizer, send or by_original(parts.sender), **options
+        parts.plane.url, chosen, parts.tokenizer, send or by_ours(parts.prefill), **options
     ) as made:
         yield made
 
@@ -64,14 +72,25 @@ async def wait_for(
     return await asyncio.to_thread(parts.plane.wait_for, condition, what, BOUND_S)
 
 
-def injected(node: DecodeNode) -> list[tuple[str, float]]:
-    """Every rid that the engine was given, and the value of the KV that came with it."""
+async def injected(parts: Parts, name: str, rids: set[str]) -> dict[str, int]:
+    """Which block of the cache each of these requests' KV was that a node's engine was given; -1
+    for what is no block of it, whole and unmixed."""
+    return await asyncio.to_thread(_injected, parts, parts.nodes[name], rids)
+
+
+def _injected(parts: Parts, node: DecodeNode, rids: set[str]) -> dict[str, int]:
     import torch
 
-    found = []
-    for path in sorted(node.folder.glob("inject-*.pt"), key=lambda p: int(p.stem[7:])):
+    cache = parts.prefill.cache
+    found = {}
+    for path in sorted(node.folder.glob("inject-*.pt")):
         got = torch.load(path)
-        values = {float(v) for layer in got["layers"] for v in layer[2].float().unique()}
-        assert len(values) == 1, "KV of two requests in one"
-        found.append((got["rid"], values.pop()))
+        layers, tokens = got["layers"], got["seq_len"]
+        if got["rid"] not in rids:
+            continue
+        # The rope part is exact and tells which block it can be; then all of it is compared.
+        ropes = ((n, cache.expected(0, [n], tokens)[2]) for n in range(cache.blocks))
+        block = next((n for n, rope in ropes if torch.equal(layers[0][2], rope)), -1)
+        whole = block >= 0 and injected_as(layers, cache, [block], tokens)
+        found[got["rid"]] = block if whole else -1
     return found

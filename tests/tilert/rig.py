@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 from tests.tilert.nodes import DecodeNode
-from tests.tilert.original import OriginalSender
+from tests.tilert.prefill import Prefill
 from tests.tilert.standin import PrefillStandIn, Send
 from tests.unit.router.support import FakeEngine, Served, engine_server, start
 
@@ -24,6 +25,7 @@ from kvferry_connectors.router.tilert.settings import TilertSettings
 from kvferry_connectors.tilert.marks import Mark
 
 ANSWER_S = 120.0
+BLOCKS = 8
 TILERT = {"pool": "tilert"}
 OR_NATIVE = {"pool": "tilert", "fallback": True}
 
@@ -52,14 +54,20 @@ def _byte_of(letter: str) -> int:
     return others[ord(letter) - 256]
 
 
-def by_original(sender: OriginalSender) -> Send:
-    """Sends with TileRT's own code. Whose KV it is can be told by the prompt's first token."""
+def block_of(prompt: str) -> int:
+    """The block of the engine's cache that a prompt lies in: prompts here are no longer."""
+    return ord(prompt[0]) % BLOCKS
+
+
+def by_ours(prefill: Prefill) -> Send:
+    """Sends with our own senders, one request after the other as an engine's steps come."""
     lock = asyncio.Lock()
 
     async def send(mark: Mark, prompt: list[int]) -> None:
+        where = SimpleNamespace(ctrl_port=mark.port)
         async with lock:
             await asyncio.to_thread(
-                sender.send, mark.host, mark.port, mark.rid, len(prompt), float(prompt[0])
+                prefill.send, mark.rid, where, [prompt[0] % BLOCKS], len(prompt)
             )
 
     return send

@@ -33,6 +33,7 @@ class PrefillStandIn:
         message: of a chat's reply; ``None`` makes it the first token's text.
         finish: why the one token was the last.
         status: answered in place of 200, before anything is sent.
+        said: what the connector says in the reply of a claimed request.
     """
 
     send: Send
@@ -41,6 +42,7 @@ class PrefillStandIn:
     message: dict[str, Any] | None = None
     finish: str = "length"
     status: int = 200
+    said: dict[str, Any] | None = None
 
     def app(self) -> ASGIApp:
         return Starlette(
@@ -76,6 +78,8 @@ class PrefillStandIn:
         reply: dict[str, Any] = {"id": "p-1", "model": body["model"], "choices": [choice]}
         if chat:
             reply["prompt_token_ids"] = prompt
+        if self.said is not None:
+            reply["kv_transfer_params"] = {"tilert": self.said}
         return reply
 
 

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 from tests.e2e.plane import of
 from tests.tilert.parts import BOUND_S, WORDS, Parts, injected, pool_of, slot_story, turn_ended
-from tests.tilert.rig import OR_NATIVE
+from tests.tilert.rig import OR_NATIVE, block_of
 from tests.unit.router.support import events, until
 
 from kvferry.core.events import SlotChanged
@@ -44,7 +44,7 @@ async def test_completions_and_chats_whole_and_streamed(parts: Parts) -> None:
         turn = whole.headers["x-kvferry-request"]
         assert mark.rid == f"{turn}-t1"
         node = whole.headers["x-kvferry"].rpartition("node=")[2]
-        assert (mark.rid, float(ord("h"))) in injected(parts.nodes[node])
+        assert await injected(parts, node, {mark.rid}) == {mark.rid: block_of("hello")}
         metrics = (await r.client.get("/metrics")).text
         assert 'tilert_turns_total{end="answered"} 4' in metrics
     assert await slot_story(parts, turn, "replied") == ["granted", "confirmed", "replied"]
@@ -62,11 +62,12 @@ async def test_requests_at_once_get_their_own_kv_on_one_node_and_on_two(parts: P
             answers = await asyncio.gather(*(r.complete(one * 9) for one in letters))
             assert [a.status_code for a in answers] == [200] * len(letters)
             wanted = {
-                (f"{a.headers['x-kvferry-request']}-t1", float(ord(one)))
+                f"{a.headers['x-kvferry-request']}-t1": block_of(one)
                 for a, one in zip(answers, letters, strict=True)
             }
-            got = [one for name in names for one in injected(parts.nodes[name])]
-            assert wanted <= set(got)
+            assert len(set(wanted.values())) == len(letters)
+            got = [await injected(parts, name, set(wanted)) for name in names]
+            assert {rid: block for one in got for rid, block in one.items()} == wanted
             used = {a.headers["x-kvferry"].rpartition("node=")[2] for a in answers}
             assert used == set(names)
         # Nothing of a request goes to a node before the one ahead of it is done there.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
 from tests.tilert.conftest import StartNode
 from tests.tilert.parts import BOUND_S, WORDS, Parts, pool_of, slot_story, turn_ended
 from tests.tilert.rig import OR_NATIVE, TILERT
-from tests.unit.router.support import events, until
+from tests.unit.router.support import until
 
 from kvferry_connectors.tilert.marks import Mark
 
@@ -90,6 +91,26 @@ async def test_what_tilert_cannot_honour_is_refused_by_name_or_decoded_natively(
         assert native.headers["x-kvferry"].endswith("pool=native why=parsed")
 
 
+async def test_kv_that_prefill_says_it_did_not_send_is_not_waited_for(parts: Parts) -> None:
+    async with pool_of(parts, "t0", send=send_nothing) as r:
+        r.prefill.said = {"state": "refused", "reason": "busy", "detail": "with another"}
+        answer = await r.complete()
+        assert answer.status_code == 502
+        assert "busy: with another" in answer.json()["error"]["message"]
+        r.prefill.said = {"state": "refused", "reason": "sequence_too_long", "detail": "9 > 8"}
+        answer = await r.complete()
+        assert answer.status_code == 400
+        assert "no room: 9 > 8" in answer.json()["error"]["message"]
+        turn = answer.headers["x-kvferry-request"]
+        assert await slot_story(parts, turn, "cancelled") == ["granted", "cancelled"]
+        native = await r.complete(kvferry=OR_NATIVE)
+        assert native.headers["x-kvferry"].endswith("pool=native why=too_long")
+
+
+async def send_nothing(mark: Mark, prompt: list[int]) -> None:
+    """The KV stays where it is."""
+
+
 async def test_a_request_that_prefill_refuses_gives_the_slot_back(parts: Parts) -> None:
     async with pool_of(parts, "t0") as r:
         r.prefill.status = 400
@@ -147,14 +168,18 @@ async def test_a_node_killed_in_mid_decode_is_not_lent_before_it_was_idle_long_e
     parts.nodes["t9"] = node
     async with pool_of(parts, "t9", idle_limit_s=FAST_S, wait_max_s=2.0) as r:
         node.pause()
-        streamed = asyncio.create_task(r.complete("stream", stream=True, max_tokens=900))
-        await until(node.decoding, BOUND_S)
         began = time.monotonic()
-        await asyncio.to_thread(node.kill)
-        *_, error, done = events((await streamed).content)
+        body = {"model": "m", "prompt": "stream", "max_tokens": 900, "stream": True}
+        async with r.client.stream(
+            "POST", "/v1/completions", json={**body, "kvferry": TILERT}
+        ) as answer:
+            lines = answer.aiter_lines()
+            assert json.loads((await anext(lines))[6:])["choices"][0]["text"] == "\x05"
+            await asyncio.to_thread(node.kill)
+            *_, error, done = [line[6:] async for line in lines if line]
         assert done == "[DONE]"
-        assert "t9" in error["error"]["message"]
-        turn = streamed.result().headers["x-kvferry-request"]
+        assert "t9" in json.loads(error)["error"]["message"]
+        turn = answer.headers["x-kvferry-request"]
         assert (await turn_ended(parts, turn)).outcome == "error"
         story = await slot_story(parts, turn, "abandoned")
         assert story[-1] == "abandoned"

@@ -25,15 +25,25 @@ from kvferry_connectors.router.tilert.tokens import Detokenizer
 logger = logging.getLogger("kvferry.router")
 
 
-class ParsedByEngine(EngineFailed):
-    """P's server parses what this chat's model says; only native decode answers as it would."""
+_PARSED = (
+    "parses the answer for reasoning or tool calls, which TileRT's tokens do not pass through: ask "
+    "for native decode, or switch thinking off in chat_template_kwargs"
+)
+_TOO_LONG = "sequence_too_long"
 
-    def __init__(self, engine: str) -> None:
-        super().__init__(
-            engine,
-            "parses the answer for reasoning or tool calls, which TileRT's tokens do not pass "
-            "through: ask for native decode, or switch thinking off in chat_template_kwargs",
-        )
+
+class OnlyNative(EngineFailed):
+    """No TileRT node can answer this request as it should be answered.
+
+    Attributes:
+        word: why, in one word.
+        status: for a client that wants no native decode.
+    """
+
+    def __init__(self, engine: str, word: str, why: str, status: int) -> None:
+        super().__init__(engine, why)
+        self.word = word
+        self.status = status
 
 
 class Attempt:
@@ -82,14 +92,13 @@ class Attempt:
 
         Raises:
             Answered: P refused the request.
-            PrefillFailed, ParsedByEngine: another node would not help.
+            PrefillFailed, OnlyNative: another node would not help.
             EngineFailed, SlotLost: another node may.
         """
         decoded.engine, decoded.request = self._node.name, self._rid
         first = await self._first(router, asked, session, known, sampling)
         self.prefilled = first.prefilled
-        if first.parsed:
-            raise ParsedByEngine(first.prefilled.engine)
+        self._check(first)
         line = reuse_line(first.prefilled.report, first.prefilled.miss)
         reply.headers[REUSE_LINE_HEADER] = f"{line} {self.note}"
         await self._confirm()
@@ -123,6 +132,17 @@ class Attempt:
         except Answered:
             self._sent = False  # Refused before any engine saw it.
             raise
+
+    def _check(self, first: First) -> None:
+        """Raises where the node cannot go on from what P did."""
+        engine = first.prefilled.engine
+        if first.parsed:
+            raise OnlyNative(engine, "parsed", _PARSED, 501)
+        reason, detail = first.refused
+        if reason == _TOO_LONG:
+            raise OnlyNative(self._node.name, "too_long", f"has no room: {detail}", 400)
+        if reason:
+            raise EngineFailed(self._node.name, f"got no KV from {engine} ({reason}: {detail})")
 
     async def _confirm(self) -> None:
         try:

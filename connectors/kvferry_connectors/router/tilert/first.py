@@ -12,9 +12,11 @@ from kvferry_connectors.router.errors import EngineFailed
 from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.prefill import Prefilled, prefill_on, prefill_part
 from kvferry_connectors.router.sessions import Known
+from kvferry_connectors.router.sse import PARAMS
 from kvferry_connectors.router.tilert.sampling import Sampling
 from kvferry_connectors.router.tilert.settings import control_address
 from kvferry_connectors.tilert.marks import KEY
+from kvferry_connectors.tilert.outcomes import REFUSED
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class First:
         ends: the first token ends the answer.
         parsed: P's server made something else of the first token than its text, as a reasoning or
             tool parser does; only vLLM can answer such a request.
+        refused: why P's connector did not send the KV, in one word and in plain words; empty if it
+            did, or does still.
     """
 
     prefilled: Prefilled
@@ -37,6 +41,7 @@ class First:
     model: str
     ends: bool
     parsed: bool
+    refused: tuple[str, str] = ("", "")
 
 
 class PrefillFailed(EngineFailed):
@@ -124,7 +129,15 @@ def _read(kind: Kind, prefilled: Prefilled) -> First | None:
         model=model if isinstance(model, str) else "",
         ends=choice.get("finish_reason") == "stop",
         parsed=kind is Kind.CHAT and _parsed(choice.get("message")),
+        refused=_refused(said.get(PARAMS)),
     )
+
+
+def _refused(params: object) -> tuple[str, str]:
+    told = params.get(KEY) if isinstance(params, dict) else None
+    if not isinstance(told, dict) or told.get("state") != REFUSED:
+        return "", ""
+    return str(told.get("reason") or REFUSED), str(told.get("detail") or "")
 
 
 def _parsed(message: object) -> bool:

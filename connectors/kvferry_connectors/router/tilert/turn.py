@@ -21,7 +21,7 @@ from kvferry_connectors.router.prefill import Prefilled
 from kvferry_connectors.router.reply import Reply
 from kvferry_connectors.router.sessions import Known
 from kvferry_connectors.router.tilert.answer import output_bound
-from kvferry_connectors.router.tilert.attempt import Attempt, ParsedByEngine
+from kvferry_connectors.router.tilert.attempt import Attempt, OnlyNative
 from kvferry_connectors.router.tilert.first import PrefillFailed
 from kvferry_connectors.router.tilert.honours import cannot
 from kvferry_connectors.router.tilert.node import Node
@@ -159,8 +159,8 @@ class PoolTurn:
 
     def _failed(self, node: Node, error: EngineFailed | SlotLost, failures: dict[str, str]) -> None:
         """Returns if another node shall be tried."""
-        if isinstance(error, ParsedByEngine):
-            raise Native("parsed", bad_request(str(error), 501)) from error
+        if isinstance(error, OnlyNative):
+            raise Native(error.word, bad_request(str(error), error.status)) from error
         if isinstance(error, PrefillFailed):
             # Noted where it happened. Another node would need the same P.
             raise Native("prefill_down", _upstream(error, 503)) from error
