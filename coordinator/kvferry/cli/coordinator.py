@@ -18,6 +18,7 @@ from kvferry.cli.serving import (
     serve_coordinator,
 )
 from kvferry.cli.streams import create_missing
+from kvferry.daemon.serving import run_serving
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.jetstream import JetStreamLedger
@@ -67,7 +68,7 @@ def command(
     logging.getLogger("kvferry").setLevel(
         min(logging.INFO, logging.getLogger("kvferry").getEffectiveLevel())
     )
-    guard.run(_serve(find_ledger(nats), settings, wait_s, stream_replicas))
+    run_serving(_serve(find_ledger(nats), settings, wait_s, stream_replicas))
 
 
 async def _serve(

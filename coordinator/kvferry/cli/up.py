@@ -23,6 +23,7 @@ from kvferry.cli.serving import (
     serve_coordinator,
 )
 from kvferry.cli.statefile import UpState
+from kvferry.daemon.serving import run_serving
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import ConfigError
 from kvferry.ledger.embedded import EmbeddedServer
@@ -88,7 +89,7 @@ def command(
     server = EmbeddedServer(
         store if store is not None else statefile.default_store(), port=port, sync_interval=sync
     )
-    guard.run(_serve(server, settings, as_json=as_json))
+    run_serving(_serve(server, settings, as_json=as_json))
 
 
 def _check_free(port: int) -> None:

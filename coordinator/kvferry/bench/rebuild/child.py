@@ -15,6 +15,7 @@ import msgspec
 
 from kvferry.core.digest import digest
 from kvferry.daemon.projector import Projector
+from kvferry.daemon.serving import run_serving
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.snapshots import write_snapshot
@@ -83,7 +84,7 @@ async def _write(ledger: JetStreamLedger, projector: Projector) -> float:
 def main() -> None:
     """Start, and print what came of it."""
     url, how = sys.argv[1:]
-    sys.stdout.write(msgspec.json.encode(asyncio.run(start(url, how))).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(run_serving(start(url, how))).decode() + "\n")
 
 
 if __name__ == "__main__":
