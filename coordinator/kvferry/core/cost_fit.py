@@ -25,6 +25,9 @@ SPREAD_NEW = 0.1
 SURPRISE_MIN = math.log(1.8)
 """An error is no surprise below this, however well the past was predicted."""
 SURPRISE_SPREADS = 3.5
+SURPRISE_MAX = math.log(2.5)
+"""Above this it is one, however badly the past was predicted: or each that is just none widens what
+the next may be, and a change is taken for noise for long."""
 LEVERAGE_MAX = 1e6
 OTHERS_SHARE = 0.3
 """Before it is seen, each part but the first growing one is thought to take nothing, give or take
@@ -96,7 +99,7 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
         """Note how far off the prediction was; the time to learn from, and what is expected now."""
         error = math.log(time_ms / expected)
         width = math.sqrt(1.0 + self._leverage(parts, expected))
-        bound = max(SURPRISE_MIN, SURPRISE_SPREADS * self.spread * width)
+        bound = max(SURPRISE_MIN, min(SURPRISE_SPREADS * self.spread, SURPRISE_MAX) * width)
         if abs(error) <= bound:
             self.surprises = 0
             # What was hardly known could not be predicted better, and says little of the noise.
