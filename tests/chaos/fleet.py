@@ -65,7 +65,7 @@ class Fleet:
         else:
             options["host"] = self._apart.inside
             engine = self._apart.run(
-                lambda: EngineProcess(self._model, name, connector=options, log=log)
+                lambda: EngineProcess(self._model, name, connector=options, log=log, fresh=True)
             )
         self._made.append(engine)
         self.engines[name] = engine
