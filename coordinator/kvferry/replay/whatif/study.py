@@ -151,12 +151,13 @@ class Study:
         outcome = self._joiners.setdefault(one.space, Joiner()).see(one.node, event)
         if outcome is not None:
             self.figures.errors.add(outcome)
+        # Nodes come and go in the same order as requests: what ran before a node went is in it yet.
         if isinstance(event, NodeJoined) and event.block_size > 0:
-            self._space(one.space).joined(one.node, event)
-        elif isinstance(event, NodeLeft):
-            self._gone(one.space, event.node)
-        elif isinstance(event, NodeClosed):
-            self._gone(one.space, one.node)
+            come = partial(self._space(one.space).joined, one.node, event)
+            self._order.add(wall_ms, stored_ms, lambda now_s: come())
+        elif isinstance(event, NodeLeft | NodeClosed):
+            node = event.node if isinstance(event, NodeLeft) else one.node
+            self._order.add(wall_ms, stored_ms, lambda now_s: self._gone(one.space, node))
         elif isinstance(event, Requested | RequestEnded) and one.space in self._spaces:
             life = ahead.lives.of(one.space, one.node, event.request)
             if life is not None:
