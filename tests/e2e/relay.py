@@ -9,6 +9,7 @@ Put it between a source's tcp backend and its targets::
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import threading
@@ -20,6 +21,10 @@ JOIN_S = 20.0
 RECEIVE_BYTES = 1 << 14
 WATCH_MS = 20
 """How soon a held connection notices that its reader has gone."""
+
+PORTS = (12_000, 32_000)
+"""Below those that Linux gives to connections: an engine needs a while until it listens."""
+PORTS_TRIED_MAX = 100
 
 ANSWERS, REQUESTS = "answers", "requests"
 """The directions: from the source to its target, and back."""
@@ -37,9 +42,14 @@ class _Rule(NamedTuple):
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on now, and that no connection is given by chance
+    before somebody listens on it."""
+    draw = random.SystemRandom()
+    for _ in range(PORTS_TRIED_MAX):
+        port = draw.randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"{PORTS_TRIED_MAX} ports between {PORTS[0]} and {PORTS[1]} are taken")
 
 
 class Relay:
