@@ -99,7 +99,7 @@ class Chooser:
         chain = life.prompt
         # Its last token is computed in any case, so its own cache never gives all of it.
         most = max(0, prompt - 1) // engine.unit_tokens
-        local = 0 if asked.miss == "unshareable" else min(engine.local(chain), most)
+        local = min(engine.local(chain), most)
         pull = None
         if asked.miss not in BARRED and not life.failed:
             pull = self._pull(life, engine, chain, local, prompt)
