@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 from tests.e2e.plane import of
+from tests.e2e.servers import router_server
 from tests.tilert.parts import BOUND_S, WORDS, Parts, injected, pool_of, slot_story, turn_ended
-from tests.tilert.rig import OR_NATIVE, block_of
-from tests.unit.router.support import events, until
+from tests.tilert.rig import OR_NATIVE, TILERT, block_of, by_ours
+from tests.tilert.standin import PrefillStandIn
+from tests.unit.router.support import engine_server, events, start, until
 
 from kvferry.core.events import SlotChanged
 
@@ -127,3 +131,30 @@ async def test_a_node_that_somebody_uses_without_a_lease_is_passed_over(parts: P
             node.resume()
             assert (await using).json()["token_ids"] == [1, *WORDS[:4]]
             assert (await r.complete("after it")).status_code == 200
+
+
+async def test_the_command_serves_the_pool_and_stops_cleanly(parts: Parts, tmp_path: Path) -> None:
+    prefill = await start(engine_server(PrefillStandIn(by_ours(parts.prefill)).app()))
+    node = parts.nodes["t1"]
+    where = SimpleNamespace(name="p0", url=prefill.url)
+    decode = SimpleNamespace(name="d0", url=prefill.url)
+    router = router_server(
+        parts.plane.url,
+        [where],
+        [decode],
+        tmp_path,
+        *("--node", "command", "--tilert", f"t1={node.url},ctrl={node.ctrl_port}"),
+        *("--tokenizer", str(parts.tokenizer)),
+    )
+    try:
+        await asyncio.to_thread(router.wait_ready)
+        body = {"model": "m", "prompt": "hello", "max_tokens": 5, "kvferry": TILERT}
+        async with httpx.AsyncClient(timeout=BOUND_S, trust_env=False) as client:
+            answer = await client.post(f"{router.url}/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == "\x05 the"
+        router.terminate()
+        assert await asyncio.to_thread(router.wait) == 0, router.tail()
+    finally:
+        router.kill()
+        await prefill.stop()

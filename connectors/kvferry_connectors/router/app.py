@@ -22,16 +22,22 @@ from kvferry_connectors.router.ledger import RouterLedger
 from kvferry_connectors.router.pools import Pool
 from kvferry_connectors.router.sessions import SessionBook
 from kvferry_connectors.router.settings import RouterSettings
+from kvferry_connectors.router.tilert.model import Model, read_model
 from kvferry_connectors.router.tilert.opening import open_tilert
 from kvferry_connectors.router.upstream import make_client
 
 
 def create_app(settings: RouterSettings) -> Starlette:
-    """A router for the engines in ``settings``; its parts live as long as its lifespan."""
+    """A router for the engines in ``settings``; its parts live as long as its lifespan.
+
+    Raises:
+        ConfigError: a file that TileRT nodes need is missing or cannot be read.
+    """
+    model = read_model(settings.tilert.tokenizer) if settings.tilert is not None else None
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with open_router(settings) as router:
+        async with open_router(settings, model) as router:
             app.state.router = router
             yield
 
@@ -49,11 +55,14 @@ def create_app(settings: RouterSettings) -> Starlette:
 
 
 @asynccontextmanager
-async def open_router(settings: RouterSettings) -> AsyncIterator[Router]:
+async def open_router(settings: RouterSettings, model: Model | None) -> AsyncIterator[Router]:
     """Everything that turns share, probed and ready; closed again at the end."""
     ledger = RouterLedger.open(settings.nats_url, settings.node) if settings.nats_url else None
     try:
-        async with make_client(settings) as client, open_tilert(settings, client) as tilert:
+        async with (
+            make_client(settings) as client,
+            open_tilert(settings, model, client) as tilert,
+        ):
             router = Router(
                 settings=settings,
                 client=client,

@@ -107,7 +107,7 @@ class Attempt:
         )
         self._call = self._pool.decode(self._node, self._slot, self._rid, content)
         skip_special = asked.body.get("skip_special_tokens") is not False
-        text = Detokenizer(self._pool.tokenizer, first.prompt, skip_special)
+        text = Detokenizer(self._pool.model.tokenizer, first.prompt, skip_special)
         maker = make_maker(asked, first)
         await answer(self._call, maker, text, first, asked, reply, decoded)
 

@@ -96,15 +96,16 @@ class DecodeCall:
                 await self._stop(reading)
             ended = reading.result() if reading.done() else Ended("", "the cancel had no effect")
         except EngineFailed as error:
-            self._failed = self._failed or error
+            self._fail(error)
             ended = Ended("", str(error))
         finally:
             for task in (reading, unwanted):
                 task.cancel()
             await asyncio.gather(reading, unwanted, return_exceptions=True)
-            if not self.finish:
-                self._failed = self._failed or EngineFailed(self._node.name, "did not finish")
-            self._come.put_nowait(None)
+            if self.finish:
+                self._come.put_nowait(None)
+            else:
+                self._fail(EngineFailed(self._node.name, "did not finish"))
         return ended
 
     async def _stop(self, reading: asyncio.Task[Ended]) -> None:
@@ -126,14 +127,21 @@ class DecodeCall:
         said = _object(content)
         rid = said.get("current_rid")
         if status == _BUSY:
-            self._failed = NodeBusy(node.name, rid if isinstance(rid, str) else "")
-            return Ended("", str(self._failed))
-        self._failed = EngineFailed(node.name, _refusal(status, said))
+            busy = NodeBusy(node.name, rid if isinstance(rid, str) else "")
+            self._fail(busy)
+            return Ended("", str(busy))
+        refused = EngineFailed(node.name, _refusal(status, said))
+        self._fail(refused)  # The client need not wait for what follows.
         if status == _CANCELLED:
             return Ended(CANCELLED)
         # It says that it is done with the request; a confirmed cancel makes that sure.
         doubt = await settle(self._client, node, self._rid, self._settings.settle_within_s)
-        return Ended("" if doubt else CANCELLED, doubt or str(self._failed))
+        return Ended("" if doubt else CANCELLED, doubt or str(refused))
+
+    def _fail(self, error: EngineFailed) -> None:
+        """Ends :meth:`tokens` now; the first failure counts."""
+        self._failed = self._failed or error
+        self._come.put_nowait(None)
 
     async def _read_lines(self, response: httpx.Response) -> Ended:
         last: dict[str, object] | None = None
@@ -149,7 +157,7 @@ class DecodeCall:
                 self._seen = True
                 count += len(ids)
                 if lost:
-                    self._failed = EngineFailed(self._node.name, "lost its lease while it began")
+                    self._fail(EngineFailed(self._node.name, "lost its lease while it began"))
                     self.cancel()
                 else:
                     self._come.put_nowait([one for one in ids if type(one) is int])

@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 import httpx
 
 from kvferry_connectors.router.settings import RouterSettings
+from kvferry_connectors.router.tilert.model import Model
 from kvferry_connectors.router.tilert.pool import TilertPool
 
 
 @asynccontextmanager
 async def open_tilert(
-    settings: RouterSettings, client: httpx.AsyncClient
+    settings: RouterSettings, model: Model | None, client: httpx.AsyncClient
 ) -> AsyncIterator[TilertPool | None]:
     """The pool with its leases; ``None`` where the router has no TileRT nodes."""
-    if settings.tilert is None:
+    if settings.tilert is None or model is None:
         yield None
         return
     # Imported here, so that a router without TileRT nodes and a ledger runs without NATS.
@@ -30,7 +31,7 @@ async def open_tilert(
     )
     try:
         await slots.start()
-        pool = TilertPool(settings.tilert, client, slots)
+        pool = TilertPool(settings.tilert, model, client, slots)
         try:
             await pool.start()
             yield pool

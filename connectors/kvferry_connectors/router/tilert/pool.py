@@ -14,11 +14,10 @@ from kvferry.errors import SlotError
 from kvferry.node.slots import CANCELLED, REFUSED, Slot, Slots
 from kvferry_connectors.router.pools import Engine
 from kvferry_connectors.router.tilert.call import DecodeCall, Ended
+from kvferry_connectors.router.tilert.model import Model
 from kvferry_connectors.router.tilert.node import Node, busy_with
-from kvferry_connectors.router.tilert.sampling import read_defaults
 from kvferry_connectors.router.tilert.settings import TilertSettings
 from kvferry_connectors.router.tilert.settle import settle
-from kvferry_connectors.router.tilert.tokens import load_tokenizer
 from kvferry_connectors.router.tilert.waiting import SlotQueue, View
 
 logger = logging.getLogger("kvferry.router")
@@ -30,21 +29,21 @@ class TilertPool:
     Attributes:
         nodes: by name.
         queue: who waits for a slot.
-        tokenizer: of the model.
-        defaults: how the model samples where a request does not say.
+        model: what they decode.
         settings: its bounds.
         client: for requests to nodes.
     """
 
-    def __init__(self, settings: TilertSettings, client: httpx.AsyncClient, slots: Slots) -> None:
+    def __init__(
+        self, settings: TilertSettings, model: Model, client: httpx.AsyncClient, slots: Slots
+    ) -> None:
         self.settings = settings
+        self.model = model
         self.client = client
         self.nodes = {one.name: Node(one) for one in settings.nodes}
         self.queue = SlotQueue(slots, settings.waiting_max, settings.wait_max_s)
         self._slots = slots
         self._open: set[asyncio.Task[None]] = set()
-        self.tokenizer, folder = load_tokenizer(settings.tokenizer)
-        self.defaults = read_defaults(folder)
 
     @property
     def engines(self) -> list[Engine]:

@@ -86,8 +86,9 @@ class PoolTurn:
         try:
             await self._run()
         except Native as error:
-            counters.tilert[f"{'native' if asked.wishes.fallback else 'refused'}_{error.why}"] += 1
-            self.note = f"pool=native why={error.why}"
+            pool = "native" if asked.wishes.fallback else "none"
+            counters.tilert[f"{pool}_{error.why}"] += 1
+            self.note = f"pool={pool} why={error.why}"
             self._decoded.engine = self._decoded.request = ""
             if not asked.wishes.fallback:
                 raise error.early from error
@@ -105,7 +106,7 @@ class PoolTurn:
         pool, asked = self._router.tilert, self._asked
         if pool is None:
             raise Native("no_pool", bad_request("this router has no TileRT nodes (--tilert)"))
-        sampling = resolve(asked.body, pool.defaults)
+        sampling = resolve(asked.body, pool.model.defaults)
         output_max = output_bound(asked.kind, asked.body)
         why = cannot(asked.kind, asked.body, asked.single, sampling)
         if why:
