@@ -54,8 +54,13 @@ class Twins:
     def joined(self, name: str, event: NodeJoined) -> None:
         node = self._real.nodes.get(name)
         known = self.base.view.nodes.get(name)
-        if node is None or (known is not None and known.incarnation == node.incarnation):
-            return  # A new epoch of the same process keeps its memory.
+        if node is None:
+            return
+        if known is not None and known.incarnation == node.incarnation:
+            # A new epoch of the same process: it keeps its memory.
+            for fleet in (self.base, self.other):
+                fleet.view.nodes[name] = node
+            return
         self.told_keeping = self.told_keeping and event.lease_blocks >= 0
         said = said_by(node, event.lease_blocks, event.lease_ms, event.watermark_blocks)
         said = msgspec.structs.replace(said, min_pull_tokens=event.min_pull_tokens)
