@@ -42,8 +42,8 @@ class NodeBusy(EngineFailed):
 class DecodeCall:
     """A node's answer as it comes. :meth:`run` goes on to the reply's end, listened to or not.
 
-    The connection is never closed before the reply's end: a server that is left in the middle may
-    stay busy for ever, and the slot may only go back when the node is surely done.
+    The connection is not closed before the reply's end, not even for a client that left: only the
+    reply's end says that the node is done with the request and that its slot may go back.
 
     Attributes:
         finish: the node's word for why it ended, once :meth:`tokens` ended.
