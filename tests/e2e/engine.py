@@ -79,7 +79,7 @@ class EngineProcess:
 
         ``log`` gets what the engine writes to its standard output and error; ``env`` is set in
         the child before vLLM is imported. ``fresh`` starts it from this process and thread, whose
-        network namespace it then has.
+        network namespace it then has, and with a seed of its own for ``hash()``.
         """
         context = mp.get_context("spawn") if fresh or env else _fork_server()
         self._pipe, theirs = context.Pipe()
