@@ -205,8 +205,9 @@ class Chooser:
         return _Pull(chosen.source.node, blocks // engine.grain, chosen.source.queue_ms)
 
     def _gains(self, one: Ranked) -> bool:
-        gain = one.gain_ms
-        return gain is None or gain >= self._fleet.policy.threshold_ms
+        # Without a threshold the plan itself has weighed, or was told not to.
+        gain, threshold_ms = one.gain_ms, self._fleet.policy.threshold_ms
+        return not threshold_ms or gain is None or gain >= threshold_ms
 
     # --- what it takes ----------------------------------------------------------------------
 
