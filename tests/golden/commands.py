@@ -33,6 +33,8 @@ TRACE = "trace.pftrace"
 FIXED = {"TZ": "UTC", "COLUMNS": "200", "NO_COLOR": "1"}
 DIGEST = re.compile(r"digest [0-9a-f]{16,}")
 """Of the state, which has another one whenever a field is added to it; nobody can check it."""
+SPEED = re.compile(r"at [\d,]+ a second")
+"""How fast the machine is on which the command runs."""
 UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "TERMINAL_WIDTH", "KVFERRY_NATS")
 
 
@@ -71,6 +73,9 @@ def commands(recording: Path = RECORDING) -> list[Golden]:
         "diff-around-the-kill": ("diff", str(int(given_up) - 1), given_up),
         "audit": ("audit",),
         "advise": ("advise",),
+        # The coordinator of the recording moves whatever is held.
+        "whatif": ("whatif", "--recorded-cost", "off"),
+        "whatif-slow-links": ("whatif", "--recorded-cost", "off", "--link-rate", "0.1x"),
         "export-perfetto": ("export", TRACE, "--perfetto"),
     }
     return [Golden(name, arguments) for name, arguments in listed.items()]
@@ -91,7 +96,7 @@ def output(golden: Golden, recording: Path = RECORDING) -> str:
             from tests.golden.trace import drawn
 
             text += f"\n{drawn(Path(TRACE))}"
-    text = DIGEST.sub("digest ...", text)
+    text = SPEED.sub("at N a second", DIGEST.sub("digest ...", text))
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

@@ -160,7 +160,8 @@ class LedgerStudy:
         return part.pull_bytes or self._rates.would_pull(part.space, part.node, part.asked) or 0
 
     def _miss(self, part: Part) -> None:
-        word = _miss_of(part).partition("@")[0] or "not told"
+        unsaid = "aborted" if part.ended.outcome == "aborted" else "not told"
+        word = _miss_of(part).partition("@")[0] or unsaid
         if word not in self._misses and len(self._misses) >= MISSES_MAX:
             word = "other"
         self._misses[word] += 1
