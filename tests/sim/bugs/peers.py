@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from tests.sim.bugs.bug import Bug, Patch
 
 from kvferry.node.export.desk import PinDesk
@@ -36,6 +37,9 @@ FROZEN = {
 
 ABORTED = {"abort_share": "0.5", "step_s": "0.03", "blocks": "48", "block_s": "0.03"}
 """Many requests end in the middle of their prefill."""
+
+LEASED = {"blocks": "24", "lease_budget": "0.5", "block_s": "0.03", "clients": "5"}
+"""Leases are in the way of requests while others read slowly."""
 
 
 def _no_second_question() -> tuple[Patch, ...]:
@@ -76,8 +80,6 @@ def _pins_never_expire() -> tuple[Patch, ...]:
 
 
 def _hint_unauthenticated() -> tuple[Patch, ...]:
-    import msgspec
-
     def read(self: HintBook, raw: object, now_ms: int) -> Any:
         return _unpack(msgspec.convert(raw, _Signed))
 
@@ -144,6 +146,11 @@ def _result_lost() -> tuple[Patch, ...]:
     return (Patch(Puller, "_finish", finish),)
 
 
+def _lease_freed_while_pinned() -> tuple[Patch, ...]:
+    """Leases end without regard to who reads their blocks."""
+    return (Patch(ExportTable, "pinned_blocks", lambda self: set()),)
+
+
 PEER_BUGS = (
     Bug("no-second-question", "truth", _no_second_question, knobs=TIGHT),
     Bug("intact-without-looking", "truth", _intact_without_looking, knobs=TIGHT),
@@ -165,4 +172,5 @@ PEER_BUGS = (
     Bug("unwritten-kv-offered", "truth", _unwritten_kv_offered, knobs=ABORTED),
     Bug("pin-on-the-engine-thread", "engine", _pin_on_the_engine_thread),
     Bug("result-lost", "endings", _result_lost),
+    Bug("lease-freed-while-pinned", "leases", _lease_freed_while_pinned, knobs=LEASED),
 )

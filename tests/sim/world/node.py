@@ -6,6 +6,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+from tests.sim.checks import leases
 from tests.sim.checks.violations import Violations
 from tests.sim.kernel.kernel import Kernel, Process
 from tests.sim.kernel.network import Network
@@ -177,6 +178,8 @@ class Node:
             assert worker.hello is not None
             side.hello(worker.hello)
         self.engine.workers = list(self.workers)
+        if side._exports is not None:
+            leases.watch(self.name, side._exports.leasing, self._violations)
 
     def traits(self) -> list[Traits]:
         knobs = self.knobs
