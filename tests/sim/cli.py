@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-PROFILES = ("peers", "ledger")
+PROFILES = ("peers", "ledger", "slots")
 SEEDS_DEFAULT = 20
 COLLECT_EVERY = 10
 """Runs between two collections of garbage, which a run itself must not do."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tests.sim.running import sim
 
-SEEDS = {"peers": 24, "ledger": 10}
+SEEDS = {"peers": 24, "ledger": 10, "slots": 6}
 HAPPENS = {
     "peers": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
     "ledger": ("Transferred", "TransferFailed", "PinEnded", "Evicted", "RequestEnded"),
+    "slots": ("SlotAnswer",),
 }
 
 

@@ -14,7 +14,7 @@ LASTED_SHARE = 0.1
 """Weight of a new lease in the running mean of how long they last."""
 RETRY_UNKNOWN_MS = 1_000.0
 """While no lease has ended yet."""
-RETRY_MIN_MS, RETRY_MAX_MS = 50.0, 30_000.0
+RETRY_MIN_MS, RETRY_MAX_MS = 200.0, 30_000.0
 
 
 class SlotState(msgspec.Struct, kw_only=True):

@@ -134,7 +134,8 @@ class Coordinator:
             self.tasks.start("tick", self._tick_always)
             self.tasks.start("held", self.held.run)
             self.tasks.start("advice", self.advice.run)
-            self.tasks.start("slots", self.slots.run)
+            self.tasks.start("slots", self.slots.queue.run)
+            self.tasks.start("slot-news", self.slots.run)
             self.tasks.start("checkpoints", self._checkpoint_always)
             await self._stop.wait()
         finally:

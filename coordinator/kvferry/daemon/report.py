@@ -41,7 +41,8 @@ def live_report(coordinator: Coordinator) -> Answer:
             "conflicts": coordinator.decider.conflicts,
         },
         "slots": {
-            "answered": coordinator.slots.answered,
+            "answered": coordinator.slots.queue.answered,
+            "dropped": coordinator.slots.queue.dropped,
             "malformed": coordinator.slots.malformed,
             "said": dict(coordinator.slot_timers.said),
         },

@@ -38,6 +38,7 @@ from kvferry.core.slots_messages import (
 from kvferry.core.slots_state import Slots, SlotState, held_by, retry_after_ms
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.projector import Projector
+from kvferry.daemon.slot_queue import SlotQueue
 from kvferry.daemon.slot_timers import SlotTimers
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import LedgerError
@@ -54,7 +55,7 @@ _QUESTIONS = msgspec.msgpack.Decoder(SlotQuestion)
 
 
 class SlotService:
-    """Answers on ``slots_subject(replica)``, in the order in which questions come."""
+    """Answers on ``slots_subject(replica)``, one question at a time."""
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class SlotService:
         bus: BusPort,
         timers: SlotTimers,
     ) -> None:
-        self.answered = 0
         self.malformed = 0
+        self.queue = SlotQueue(self.answer)
         self._log = log_port
         self._projector = projector
         self._standing = standing
@@ -87,12 +88,9 @@ class SlotService:
             self.malformed += 1
             log.warning("a question about slots on %s cannot be read: %s", subject, error)
             return
-        answer = await self.answer(question)
-        self.answered += 1
-        try:
-            await reply(encode(answer))
-        except LedgerError as error:
-            log.info("an answer about slots could not be sent: %s", error)
+        if isinstance(question, RenewSlots):
+            self._signs_of(question)
+        self.queue.put(data, question, reply)
 
     async def answer(self, question: SlotQuestion) -> SlotAnswer:
         """The answer; whatever it says is stored, or true of the ledger as it is now."""
@@ -192,10 +190,8 @@ class SlotService:
         return self._say(DONE)
 
     async def _renew(self, question: RenewSlots) -> SlotAnswer:
-        for lent in question.lent:
-            if self._has(question.holder, lent):
-                self._timers.sign(lent)
-        # Only now is it known that no other leader has ended one of them.
+        self._signs_of(question)
+        # Only after this is it known that no other leader has ended one of them.
         await self._decider.command(ROUTER_SPACE, None, certain=True)
         gone = tuple(lent for lent in question.lent if not self._has(question.holder, lent))
         for slot in held_by(self._slots(), question.holder):
@@ -206,6 +202,12 @@ class SlotService:
                 why = "its router never heard of the lease"
                 await self._change(question.holder, lent, change, why)
         return self._say(DONE, gone=gone)
+
+    def _signs_of(self, question: RenewSlots) -> None:
+        """Its holder lives, however long the question waits for its turn."""
+        for lent in question.lent:
+            if self._has(question.holder, lent):
+                self._timers.sign(lent)
 
     async def _decide(self, command: Command) -> Decision:
         return await self._decider.command(ROUTER_SPACE, command, certain=True)

@@ -1,11 +1,20 @@
 """Every checker that runs at the end of a run. Others run on every use, where it happens:
-``truth``, ``quarantine`` and ``engine``."""
+``truth``, ``quarantine``, ``leases`` and ``engine``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.sim.checks import books, conservation, endings, fold, leadership, ledger, secrecy
+from tests.sim.checks import (
+    books,
+    conservation,
+    endings,
+    fold,
+    leadership,
+    ledger,
+    secrecy,
+    slots,
+)
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
@@ -17,6 +26,7 @@ AT_THE_END = (
     secrecy.check,
     leadership.check,
     ledger.check,
+    slots.check,
     fold.check,
 )
 

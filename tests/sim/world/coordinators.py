@@ -13,6 +13,7 @@ from tests.sim.world.ledger import LedgerServer
 from kvferry.core.digest import digest
 from kvferry.daemon.coordinator import Coordinator
 from kvferry.daemon.settings import CoordinatorSettings
+from kvferry.daemon.slot_timers import AskStatus
 
 DIGEST_EVERY = 40
 """Messages between two digests that are kept to be compared."""
@@ -25,7 +26,16 @@ class Replica:
         digests: position to digest, of its own fold.
     """
 
-    def __init__(self, name: str, kernel: Kernel, server: LedgerServer, knobs: Knobs, life: int):
+    def __init__(
+        self,
+        name: str,
+        kernel: Kernel,
+        server: LedgerServer,
+        knobs: Knobs,
+        life: int,
+        ask_status: AskStatus,
+    ):
+        self._ask_status = ask_status
         self.name, self.kernel, self._server, self._knobs = name, kernel, server, knobs
         self.process = Process(kernel, name)
         self.process.rng.seed(f"{kernel.seed}/{name}/{life}")
@@ -49,6 +59,7 @@ class Replica:
             replica=self.name, checkpoint_every_s=self._knobs.checkpoint_s, checkpoints_max=3
         )
         self.coordinator = Coordinator(connection, connection, connection, settings)
+        self.coordinator.slot_timers._ask = self._ask_status
         projector: Any = self.coordinator.projector
         shipped = projector.apply
 

@@ -11,6 +11,7 @@ from tests.sim.world.ledger import HOST
 from tests.sim.world.operator import Operator
 
 if TYPE_CHECKING:
+    from tests.sim.world.tilert import Router
     from tests.sim.world.world import World
 
 
@@ -40,6 +41,9 @@ class Fate:
             "freeze_coordinator": self._freeze_coordinator,
             "tear_snapshot": self._tear_snapshot,
             "pause_space": self._pause_space,
+            "kill_router": self._kill_router,
+            "freeze_router": lambda: self._router().process.freeze(self._span() * 2),
+            "part_router": lambda: self._part_from_ledger(self._router().name),
         }
         self.done = False
         self.process = Process(world.kernel, "fate")
@@ -111,6 +115,17 @@ class Fate:
         process = self._world.nodes[self._node()].process
         process.wall_shift_s += self._rng.choice((-30.0, -1.0, 1.0, 30.0, 4_000.0))
         self._world.kernel.note("jump", process.name, process.wall_shift_s)
+
+    # --- of routers ---------------------------------------------------------------------------
+
+    def _router(self) -> Router:
+        return self._rng.choice(list(self._world.routers.values()))
+
+    def _kill_router(self) -> None:
+        router = self._router()
+        router.process.kill()
+        self._world.kernel.sleep(self._span())
+        self._world.start_router(router.name, router.life + 1)
 
     # --- of the ledger and of coordinators --------------------------------------------------
 

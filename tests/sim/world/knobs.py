@@ -12,7 +12,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """All knobs of a run; times end in their unit, shares are between 0 and 1."""
 
     profile: str = "peers"
-    """``peers``: engines and hints only. ``ledger``: with the ledger and coordinators."""
+    """``peers``: engines and hints only. ``ledger``: with the ledger and coordinators. ``slots``:
+    with TileRT decode nodes and routers too, and few engines."""
     nodes: int = 3
     ranks: int = 1
     blocks: int = 40
@@ -54,6 +55,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is started again serves its peers where the one before did."""
     outbox_facts: int = 8192
     batch_events: int = 256
+    routers: int = 0
+    """Routers that share two TileRT decode nodes."""
 
 
 def draw(seed: int, profile: str, given: dict[str, str]) -> Knobs:
@@ -101,6 +104,24 @@ def draw(seed: int, profile: str, given: dict[str, str]) -> Knobs:
                 "cut", "part", "freeze", "kill", "stop", "twin", "reset_cache", "jump",
                 "part_ledger", "kill_coordinator", "stop_coordinator", "freeze_coordinator",
                 "part_coordinator", "tear_snapshot", "pause_space",
+            ),
+        }  # fmt: skip
+    if profile == "slots":
+        drawn |= {
+            "ledger": True,
+            "nodes": 2,
+            "clients": 1,
+            "latency_s": rng.choice((0.0003, 0.001)),
+            "think_s": 0.6,
+            "coordinators": rng.choice((2, 3)),
+            "ledger_loses": rng.choice((0.0, 0.0, 0.05)),
+            "checkpoint_s": rng.choice((1.5, 4.0)),
+            "routers": rng.choice((2, 3)),
+            "faults_per_s": rng.choice((0.3, 0.6, 1.0)),
+            "busy_s": 20.0,
+            "fault_kinds": (
+                "kill_router", "kill_router", "freeze_router", "part_router", "kill_coordinator",
+                "stop_coordinator", "freeze_coordinator", "part_coordinator",
             ),
         }  # fmt: skip
     kinds = {name: type(value) for name, value in msgspec.structs.asdict(Knobs()).items()}

@@ -21,6 +21,7 @@ from tests.sim.world.ledger import LedgerServer
 from tests.sim.world.node import Node
 from tests.sim.world.operator import Operator
 from tests.sim.world.plane import Planes
+from tests.sim.world.tilert import Router, Tiles
 
 from kvferry.core.events import Event
 from kvferry.node.agent.settings import NodeSettings
@@ -60,6 +61,9 @@ class World:
         self.replicas: dict[str, Replica] = {}
         self.past_replicas: list[Replica] = []
         self.operators: list[Operator] = []
+        self.tiles = Tiles(("t0", "t1"))
+        self.routers: dict[str, Router] = {}
+        self.slots_answered = 0
         engine_check.watch(self.violations, kernel)
         if knobs.ledger:
             self.ledger = LedgerServer(kernel, self.network, self.violations, knobs)
@@ -67,6 +71,8 @@ class World:
             self.start_replica(f"c{number}")
         for name in self.names:
             self.start(name)
+        for number in range(knobs.routers):
+            self.start_router(f"router{number}", 1)
         self.clients = [Client(self, number) for number in range(knobs.clients)]
         self.fate = Fate(self)
         self.passed_over = False
@@ -95,9 +101,13 @@ class World:
         """A coordinator's process begins."""
         assert self.ledger is not None
         life = sum(one.name == name for one in self.past_replicas) + 1
-        replica = Replica(name, self.kernel, self.ledger, self.knobs, life)
+        replica = Replica(name, self.kernel, self.ledger, self.knobs, life, self.tiles.status)
         self.replicas[name] = replica
         self.past_replicas.append(replica)
+
+    def start_router(self, name: str, life: int) -> None:
+        """A router's process begins."""
+        self.routers[name] = Router(self, name, life)
 
     async def connect(self, settings: NodeSettings) -> Connection:
         """In place of ``connect_jetstream``."""
@@ -118,6 +128,7 @@ class World:
     def counts(self) -> dict[str, int]:
         """What happened, by the kind of event."""
         found = Counter(type(fact.event).__name__ for fact in self.facts)
+        found["SlotAnswer"] = self.slots_answered
         found["Request"] = sum(client.asked for client in self.clients)
         return dict(sorted(found.items()))
 
@@ -126,7 +137,8 @@ class World:
         by_s = self.knobs.busy_s + DRAIN_S_MAX
         while kernel.now_s < by_s:
             kernel.sleep(0.5)
-            if not self.fate.done or not all(client.done for client in self.clients):
+            busy = [*self.clients, *self.routers.values()]
+            if not self.fate.done or not all(one.done for one in busy):
                 continue
             for node in self.nodes.values():
                 node.poke()

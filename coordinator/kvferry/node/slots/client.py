@@ -258,7 +258,7 @@ class SlotClient:
                 continue
             if lent in answer.gone:
                 leases.lost(slot)
-                log.error("the lease of %s (fence %d) is not ours any more", lent.node, lent.fence)
+                log.warning("lease of %s (fence %d): not ours any more", lent.node, lent.fence)
             else:
                 slot.acknowledged(asked_s)
 
