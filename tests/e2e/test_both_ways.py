@@ -39,7 +39,8 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(plane: Plane, start_engine: StartEngine) -> Fleet:
-    made = Fleet(start_engine("p0"), start_engine("d0"), start_engine("d1"))
+    # One has nothing of the process that the others are forked from, no seed of hash() either.
+    made = Fleet(start_engine("p0"), start_engine("d0", fresh=True), start_engine("d1"))
     joined(made.p0, made.d0, made.d1)
     return made
 

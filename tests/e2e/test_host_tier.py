@@ -37,7 +37,7 @@ class Fleet(NamedTuple):
 @pytest.fixture(scope="module")
 def fleet(start_engine: StartEngine) -> Fleet:
     made = Fleet(
-        start_engine("hosted", connector=HOSTED, **SMALL),
+        start_engine("hosted", connector=HOSTED, fresh=True, **SMALL),
         start_engine("bare", **SMALL),
         start_engine("peer", connector={"backends": ["peer_host"]}),
         start_engine("over-tcp", connector={"backends": ["tcp"]}),
