@@ -6,10 +6,10 @@ import asyncio
 import json
 import time
 
-import pytest
 from tests.tilert.conftest import StartNode
+from tests.tilert.nodes import DecodeNode
 from tests.tilert.parts import BOUND_S, WORDS, Parts, pool_of, slot_story, turn_ended
-from tests.tilert.rig import OR_NATIVE, TILERT
+from tests.tilert.rig import OR_NATIVE, TILERT, Rig
 from tests.unit.router.support import until
 
 from kvferry_connectors.tilert.marks import Mark
@@ -156,30 +156,22 @@ async def test_kv_that_never_comes_is_told_and_the_node_is_free_again(parts: Par
         assert (await r.complete("sent")).status_code == 200
 
 
-@pytest.fixture(scope="module")
-def spare(decode_node: StartNode) -> StartNode:
-    return decode_node
-
-
 async def test_a_node_killed_in_mid_decode_is_not_lent_before_it_was_idle_long_enough(
-    parts: Parts, spare: StartNode
+    parts: Parts, decode_node: StartNode
 ) -> None:
-    node = await asyncio.to_thread(spare, spy={"tokens": WORDS})
+    node = await asyncio.to_thread(decode_node, spy={"tokens": WORDS})
     parts.nodes["t9"] = node
-    async with pool_of(parts, "t9", idle_limit_s=FAST_S, wait_max_s=2.0) as r:
+    async with pool_of(parts, "t9", idle_limit_s=FAST_S, wait_max_s=10.0) as r:
         node.pause()
         began = time.monotonic()
-        body = {"model": "m", "prompt": "stream", "max_tokens": 900, "stream": True}
-        async with r.client.stream(
-            "POST", "/v1/completions", json={**body, "kvferry": TILERT}
-        ) as answer:
-            lines = answer.aiter_lines()
-            assert json.loads((await anext(lines))[6:])["choices"][0]["text"] == "\x05"
-            await asyncio.to_thread(node.kill)
-            *_, error, done = [line[6:] async for line in lines if line]
+        # On a busy machine a lease with so short a limit may get lost before it begins.
+        for _ in range(5):
+            turn, last = await killed_in_mid_stream(r, node)
+            if last:
+                break
+        *_, error, done = last
         assert done == "[DONE]"
         assert "t9" in json.loads(error)["error"]["message"]
-        turn = answer.headers["x-kvferry-request"]
         assert (await turn_ended(parts, turn)).outcome == "error"
         story = await slot_story(parts, turn, "abandoned")
         assert story[-1] == "abandoned"
@@ -200,10 +192,26 @@ async def test_a_node_killed_in_mid_decode_is_not_lent_before_it_was_idle_long_e
         assert await slot_story(parts, turn, "idle") == [*story, "idle"]
 
 
+async def killed_in_mid_stream(r: Rig, node: DecodeNode) -> tuple[str, list[str]]:
+    """A turn whose node is killed after the first token, and what its client got after that;
+    nothing if it did not begin."""
+    body = {"model": "m", "prompt": "stream", "max_tokens": 900, "stream": True}
+    async with r.client.stream(
+        "POST", "/v1/completions", json={**body, "kvferry": TILERT}
+    ) as answer:
+        turn = answer.headers["x-kvferry-request"]
+        if answer.status_code != 200:
+            return turn, []
+        lines = answer.aiter_lines()
+        assert json.loads((await anext(lines))[6:])["choices"][0]["text"] == "\x05"
+        await asyncio.to_thread(node.kill)
+        return turn, [line[6:] async for line in lines if line]
+
+
 async def test_a_node_that_fails_before_its_first_byte_is_replaced_by_native_decode(
-    parts: Parts, spare: StartNode
+    parts: Parts, decode_node: StartNode
 ) -> None:
-    node = await asyncio.to_thread(spare, spy={"tokens": WORDS})
+    node = await asyncio.to_thread(decode_node, spy={"tokens": WORDS})
     parts.nodes["t8"] = node
     async with pool_of(parts, "t8") as r:
         node.pause()
