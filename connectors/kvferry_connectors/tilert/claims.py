@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 from kvferry_connectors.tilert.errors import SendRefused
@@ -26,6 +28,7 @@ class Claim:
         "due",
         "length",
         "mark",
+        "may_send_until",
         "ordered",
         "outcome",
         "parts",
@@ -38,6 +41,8 @@ class Claim:
         self.request = request
         self.rid = rid
         self.mark = mark
+        self.may_send_until = math.inf
+        """When its node may be another request's; inf where the mark does not say."""
         self.length = 0
         """Bytes of staging memory on each rank."""
         self.waits_until = 0.0
@@ -59,6 +64,8 @@ class Claim:
             claim.refuse(refused)
             return claim
         claim = cls(request, mark.rid or name, mark)
+        if mark.within_s:
+            claim.may_send_until = time.monotonic() + mark.within_s
         if not request.prompt_token_ids:
             claim.refuse(SendRefused("no_token_ids"))
         return claim
@@ -96,9 +103,10 @@ class Claim:
             tokens=int(self.request.num_prompt_tokens),
         )
 
-    def order(self, block_ids: tuple[list[int], ...]) -> SendOrder:
-        """What the workers are told."""
+    def order(self, block_ids: tuple[list[int], ...], now: float) -> SendOrder:
+        """What the workers are told, while there is time left at ``now``."""
         assert self.mark is not None
+        left_s = self.may_send_until - now
         self.ordered = True
         tokens = self.request.prompt_token_ids
         return SendOrder(
@@ -111,6 +119,7 @@ class Claim:
             block_ids=tuple(tuple(ids) for ids in block_ids),
             sampling=self.mark.sampling,
             prompt_token_ids=tuple(tokens) if self._penalised() else (),
+            within_s=left_s if left_s < math.inf else 0.0,
         )
 
     def heard(self, part: RankOutcome, ranks: int) -> bool:

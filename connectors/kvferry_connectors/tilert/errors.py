@@ -26,6 +26,7 @@ REASONS = {
     "writer_unavailable": "NIXL cannot be used here",
     "write_failed": "NIXL failed to write into the decode node's buffer",
     "extraction_failed": "the rows could not be copied out of the KV cache",
+    "late": "the time in which its KV may be written to the decode node was over",
     "cancelled": "the request was aborted",
     "closed": "the engine shuts down",
 }

@@ -15,6 +15,7 @@ all the same: the client asked for TileRT, and hears why it does not get it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the response's id as TileRT's does (:mod:`kvferry_connectors.tilert.rid`)."""
     sampling: dict[str, Any] | None = None
     """Passed on to the node as it is."""
+    within_s: float = 0.0
+    """For so long after the engine got the request its KV may be written to the node: the node may
+    be another request's after that (:mod:`kvferry.node.slots`). 0: for as long as a send may take.
+    """
 
 
 def claims(params: Mapping[str, Any] | None) -> bool:
@@ -72,6 +77,8 @@ def read(params: Mapping[str, Any]) -> Mark:
         raise SendRefused("bad_mark", f"kv_transfer_params: {error}") from error
     if not mark.host or not 0 < mark.port < 65536:
         raise SendRefused("bad_mark", f"{mark.host!r}:{mark.port} is no place to connect to")
+    if not 0.0 <= mark.within_s < math.inf:
+        raise SendRefused("bad_mark", f"within_s={mark.within_s} is no length of time")
     if len(mark.rid.encode()) > NAME_BYTES_MAX:
         raise SendRefused("bad_mark", f"the rid is longer than {NAME_BYTES_MAX} bytes")
     return mark

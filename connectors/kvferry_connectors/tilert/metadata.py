@@ -23,6 +23,8 @@ class SendOrder:
     """For each KV cache group, from the prompt's first block on."""
     sampling: dict[str, Any] | None = None
     prompt_token_ids: tuple[int, ...] = ()
+    within_s: float = 0.0
+    """For so long from now its KV may be written to the node; 0: no bound but a send's own."""
 
 
 @dataclass

@@ -133,10 +133,15 @@ class SchedulerSide:
             request = claim.request
             if request.num_computed_tokens + tokens < request.num_prompt_tokens:
                 continue
+            if now >= claim.may_send_until:
+                assert claim.mark is not None
+                within = f"within_s={claim.mark.within_s:g} since the engine got the request"
+                self._refuse(claim, SendRefused("late", within))
+                continue
             del self._open[claim.id]
             claim.due = now + self._options.send_timeout_ms / 1000 + OUTCOME_GRACE_S
             self._sending[claim.id] = claim
-            meta.orders.append(claim.order(self._manager.get_block_ids(claim.id)))
+            meta.orders.append(claim.order(self._manager.get_block_ids(claim.id), now))
         if meta.orders and self._inbox is not None:
             meta.report_to = self._inbox.path
 

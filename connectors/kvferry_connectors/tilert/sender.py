@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -181,7 +182,7 @@ class Sender:
             stage=stage,
             lease=lease,
             targets=self._targets,
-            timeout_s=options.send_timeout_ms / 1000,
+            timeout_s=min(options.send_timeout_ms / 1000, order.within_s or math.inf),
             told=self._report,
             gone=self._gone,
         )

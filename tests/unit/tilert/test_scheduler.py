@@ -328,3 +328,20 @@ def test_parts_of_two_admissions_are_not_one_send() -> None:
         whole = joined([first, second], rid="r", target="n:1", tokens=5)
         assert (whole.state, whole.bytes) == (state, 7)
     assert whole.reason == "not_admitted"
+
+
+def test_a_mark_says_for_how_long_the_node_may_be_written_to(make: Callable[..., Rig]) -> None:
+    rig = make()
+    within = {"tilert": {**MARK["tilert"], "within_s": 60.0}}
+    assert 0.0 < rig.ordered(rig.request("in-time", within)).within_s < 60.0
+    assert rig.ordered(rig.request("unbounded")).within_s == 0.0
+    brief = {"tilert": {**MARK["tilert"], "within_s": 0.001}}
+    late = rig.request("late", brief)
+    assert rig.side.may_start(late)
+    time.sleep(0.002)  # What is tested is that time passes.
+    assert rig.step(late=150).orders == []
+    assert [one.reason for one in rig.told] == ["late"]
+    assert rig.side.finished(late)["tilert"]["reason"] == "late"  # type: ignore[index]
+    for value in (-1.0, float("inf")):
+        never = rig.request("never", {"tilert": {**MARK["tilert"], "within_s": value}})
+        assert rig.side.finished(never)["tilert"]["reason"] == "bad_mark"  # type: ignore[index]

@@ -59,7 +59,15 @@ class PrefillFailed(EngineFailed):
 def mark(node: SlotNode, rid: str, sampling: Sampling) -> dict[str, object]:
     """What tells P's connector where the KV goes, in ``kv_transfer_params``."""
     host, port = control_address(node)
-    return {KEY: {"host": host, "port": port, "rid": rid, "sampling": sampling.for_node()}}
+    return {
+        KEY: {
+            "host": host,
+            "port": port,
+            "rid": rid,
+            "sampling": sampling.for_node(),
+            "within_s": node.send_within_s,
+        }
+    }
 
 
 async def first_token(
