@@ -200,3 +200,40 @@ async def test_two_routers_under_leaders_that_come_and_go(
     assert done >= 6
     fences = [fence for _, change, fence in await leases(ledger) if change == "granted"]
     assert fences == list(range(1, len(fences) + 1))
+
+
+async def kvferry(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of the command."""
+    command = [sys.executable, "-m", "kvferry.cli", *arguments]
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+async def test_an_operator_sees_and_drains_a_node(
+    server: EmbeddedServer, ledger: JetStreamLedger
+) -> None:
+    async with coordinator(server.url, "c-1"), router(server.url, "r0") as slots:
+        await leads(slots, "c-1")
+        await slots.register([node("t0")])
+        slot = await slots.acquire(["t0"], "a")
+        at = ("--nats", server.url)
+        (drained, status, unknown) = await asyncio.gather(
+            kvferry("drain", "t0", *at), kvferry("status", *at), kvferry("drain", "t9", *at)
+        )
+        assert drained[0] == 0, drained[1]
+        assert "decode node t0 is drained: request a of router r0.a, since" in drained[1]
+        assert "request a of router r0.a, since" in status[1]
+        assert unknown[0] == 1
+        assert "no decode node t9 is known; known: t0" in unknown[1]
+        await slots.end(slot, "replied")
+        (undrained, events, explained) = await asyncio.gather(
+            kvferry("undrain", "t0", *at),
+            kvferry("events", "--kind", "slot_changed", *at),
+            kvferry("explain", "a", *at),
+        )
+        assert "decode node t0 is in the pool: nobody; the last lease: replied" in undrained[1]
+        assert "slot of t0, fence 1: lent to router r0.a for request a" in events[1]
+        assert "it was lent decode node t0" in explained[1]
+        assert "decode had replied" in explained[1]
