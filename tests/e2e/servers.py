@@ -38,11 +38,13 @@ def free_port() -> int:
 class Server:
     """A process that serves HTTP, with everything that it starts."""
 
-    def __init__(self, name: str, argv: list[str], port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, argv: list[str], port: int, log: Path, level: str = "INFO"
+    ) -> None:
         self.name = name
         self.port = port
         self.log = log
-        environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
+        environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": level}
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -129,7 +131,14 @@ def alive(process: psutil.Process) -> bool:
 
 
 def engine_server(
-    name: str, model: Path, nats: str, folder: Path, *, ranks: int = 1, **extra: Any
+    name: str,
+    model: Path,
+    nats: str,
+    folder: Path,
+    *,
+    ranks: int = 1,
+    log_prompts: bool = False,
+    **extra: Any,
 ) -> Server:
     """Start a vLLM OpenAI server with the connector; ``ranks`` for tensor parallelism."""
     port = free_port()
@@ -157,8 +166,10 @@ def engine_server(
         *("--block-size", "32", "--kv-cache-memory-bytes", str(32 << 20)),
         *("--tensor-parallel-size", str(ranks), "--shutdown-timeout", "10"),
         *("--kv-transfer-config", json.dumps(connector)),
+        *(("--enable-log-requests",) if log_prompts else ()),
     ]
-    return Server(name, argv, port, folder / f"{name}.log")
+    level = "DEBUG" if log_prompts else "INFO"
+    return Server(name, argv, port, folder / f"{name}.log", level)
 
 
 def router_server(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from tests.e2e.plane import Plane, Recorded, of
 from tests.e2e.servers import HOST, MODEL, engine_server, router_server
 
 from kvferry.core.events import NodeClosed, PinEnded, RequestEnded, Transferred, TurnEnded
+from kvferry.replay.advise.costs import Costs
+from kvferry.replay.advise.files import advise_file
+from kvferry.replay.advise.vllm_log import VllmLog
 
 RANKS = 1
 """Two ranks an engine work too, but starve each other where there are only two cores."""
@@ -32,7 +36,7 @@ class Stack:
 
     def __init__(self, plane: Plane, model: Path, folder: Path, *router_options: str) -> None:
         self.plane = plane
-        self.p0 = engine_server("p0", model, plane.url, folder, ranks=RANKS)
+        self.p0 = engine_server("p0", model, plane.url, folder, ranks=RANKS, log_prompts=True)
         self.d0 = engine_server("d0", model, plane.url, folder, ranks=RANKS)
         self.engines = (self.p0, self.d0)
         self.servers = [*self.engines]
@@ -228,6 +232,23 @@ def test_each_request_has_one_line_in_its_engines_log(stack: Stack) -> None:
             assert isinstance(one.event, RequestEnded)
             lines = log.count(f"kvferry request={one.event.request} ")
             assert lines == (1 if one.node == engine.name else 0)
+
+
+def test_advice_is_given_from_the_log_of_a_server(stack: Stack) -> None:
+    logged = Counter(
+        one.tokens for one in VllmLog("--from p0.log").prompts(stack.p0.log.open("rb"))
+    )
+    ended = Counter(
+        r.event.prompt_tokens
+        for r in stack.plane.events()
+        if isinstance(r.event, RequestEnded) and r.node == "p0"
+    )
+    assert ended.total() >= 4
+    assert not ended - logged, "each request of the ledger is in the log, as long as it was"
+    report = advise_file(stack.p0.log, Costs(), 600.0)
+    assert report.requests == logged.total()
+    assert report.sessions < report.requests, "some of them continue others"
+    assert report.repeated_tokens > 0
 
 
 def test_sigterm_ends_everything_cleanly(stack: Stack) -> None:
