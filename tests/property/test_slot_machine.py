@@ -3,8 +3,6 @@ restarts, no two requests believe that they have one node."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -15,12 +13,25 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.property.slot_model import (
+    BY,
+    LEADER,
+    LOST,
+    NAME,
+    NAMES,
+    REPLICA,
+    REPLICAS,
+    REQUEST,
+    ROUTER,
+    ROUTERS,
+    Replica,
+    Router,
+)
 
-from kvferry.core.apply import apply_batch
 from kvferry.core.commands import Command, TakeLead
 from kvferry.core.decide import Decision, decide
 from kvferry.core.digest import digest
-from kvferry.core.envelope import Batch, Entry, Position
+from kvferry.core.envelope import Batch, Entry
 from kvferry.core.events import COORD, LeaderElected, SlotChanged
 from kvferry.core.invariants import violations
 from kvferry.core.slots import (
@@ -36,55 +47,9 @@ from kvferry.core.slots import (
 )
 from kvferry.core.slots_commands import ChangeSlot, DrainSlot, LendSlot, NameSlot
 from kvferry.core.slots_messages import Lent
-from kvferry.core.slots_state import Slots, held_by
+from kvferry.core.slots_state import held_by
 from kvferry.core.snapshot import decode, encode
-from kvferry.core.state import State
 from kvferry.ids import ROUTER_SPACE
-
-NAMES = ("t0", "t1")
-REPLICAS = ("c-1", "c-2")
-ROUTERS = ("r0", "r1")
-LEADER = "whoever leads, with all that is stored"
-REPLICA, ROUTER, NAME = (st.sampled_from(one) for one in (REPLICAS, ROUTERS, NAMES))
-BY = st.sampled_from((LEADER, LEADER, LEADER, *REPLICAS))
-LOST = st.sampled_from((False, False, True))
-REQUEST = st.sampled_from(("a", "b"))
-
-
-@dataclass
-class Replica:
-    """A coordinator's state and how far it has read."""
-
-    state: State = field(default_factory=State)
-    read: int = 0
-
-    def catch_up(self, log: list[Batch], to: int) -> None:
-        for seq in range(self.read + 1, to + 1):
-            apply_batch(self.state, log[seq - 1], Position(seq, seq * 10))
-        self.read = max(self.read, to)
-
-    @property
-    def slots(self) -> Slots:
-        return self.state.space(ROUTER_SPACE).slots
-
-
-@dataclass
-class Router:
-    """A process and the leases on which it would act now."""
-
-    name: str
-    life: int = 1
-    number: int = 0
-    believes: dict[Lent, str] = field(default_factory=dict)
-    past: list[Lent] = field(default_factory=list)
-
-    @property
-    def holder(self) -> str:
-        return f"{self.name}.{self.life}"
-
-    def next(self) -> int:
-        self.number += 1
-        return self.number
 
 
 class SlotMachine(RuleBasedStateMachine):
