@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from kvferry.core.apply import apply_batch
-from kvferry.core.envelope import Batch, Position
+from kvferry.core.decision import Decision
+from kvferry.core.envelope import Batch, Entry, Position
+from kvferry.core.events import COORD
 from kvferry.core.slots_messages import Lent
 from kvferry.core.slots_state import Slots
 from kvferry.core.state import State
@@ -57,3 +59,16 @@ class Router:
     def next(self) -> int:
         self.number += 1
         return self.number
+
+
+def batch(replica: str, term: int, seq: int, made: Decision) -> Batch:
+    """A decision as it is stored."""
+    return Batch(
+        space=ROUTER_SPACE,
+        node=replica,
+        incarnation=replica,
+        epoch=term,
+        lane=COORD,
+        seq=seq,
+        entries=tuple(Entry(event=event) for _, event in made.events),
+    )

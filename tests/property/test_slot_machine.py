@@ -26,13 +26,14 @@ from tests.property.slot_model import (
     ROUTERS,
     Replica,
     Router,
+    batch,
 )
 
 from kvferry.core.commands import Command, TakeLead
 from kvferry.core.decide import Decision, decide
 from kvferry.core.digest import digest
-from kvferry.core.envelope import Batch, Entry
-from kvferry.core.events import COORD, LeaderElected, SlotChanged
+from kvferry.core.envelope import Batch
+from kvferry.core.events import LeaderElected, SlotChanged
 from kvferry.core.invariants import violations
 from kvferry.core.slots import (
     ABANDONED,
@@ -113,17 +114,7 @@ class SlotMachine(RuleBasedStateMachine):
             elected = isinstance(first, LeaderElected)
             term = first.term if elected else replica.state.space(ROUTER_SPACE).term  # type: ignore[union-attr]
             self.appended += 1
-            self.log.append(
-                Batch(
-                    space=ROUTER_SPACE,
-                    node=name,
-                    incarnation=name,
-                    epoch=term,
-                    lane=COORD,
-                    seq=self.appended,
-                    entries=tuple(Entry(event=event) for _, event in made.events),
-                )
-            )
+            self.log.append(batch(name, term, self.appended, made))
             replica.catch_up(self.log, len(self.log))
         return made
 
@@ -290,7 +281,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_fence_is_given_twice(self) -> None:
-        events = [entry.event for batch in self.log for entry in batch.entries]
+        events = [entry.event for stored in self.log for entry in stored.entries]
         given = [e.fence for e in events if isinstance(e, SlotChanged) and e.change == "granted"]
         assert given == sorted(set(given))
 
