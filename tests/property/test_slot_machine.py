@@ -69,8 +69,6 @@ class SlotMachine(RuleBasedStateMachine):
         for name in NAMES:
             self.register(name, LEADER, ROUTERS[0], False)
 
-    # --- replicas ----------------------------------------------------------------------------
-
     @rule(name=REPLICA, share=st.floats(0, 1))
     def read(self, name: str, share: float) -> None:
         replica = self.replicas[name]
@@ -126,8 +124,6 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(name=NAME, by=BY, drained=st.booleans())
     def drain(self, name: str, by: str, drained: bool) -> None:
         self.decide(by, DrainSlot(space=ROUTER_SPACE, node=name, drained=drained))
-
-    # --- routers -----------------------------------------------------------------------------
 
     @rule(by=BY, router=ROUTER, request=REQUEST, first=NAME, lost=LOST)
     def acquire(self, by: str, router: str, request: str, first: str, lost: bool) -> None:
