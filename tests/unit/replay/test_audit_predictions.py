@@ -135,6 +135,11 @@ async def test_an_impossible_prediction_is_a_violation(plan: dict[str, object], 
     ]
 
 
+async def test_a_known_queue_before_a_link_that_is_not_known_is_possible() -> None:
+    done = await audited(pulled(1, 5.0, queue_ms=6.0, recompute_ms=9.0))
+    assert done.violations == ()
+
+
 async def test_a_wrong_prediction_is_none() -> None:
     done = await audited(pulled(1, 5_000.0, predicted_ms=0.5, recompute_ms=0.6))
     assert done.violations == ()

@@ -127,7 +127,8 @@ def _impossible(event: Requested) -> str:
         value = getattr(event, name)
         if not math.isfinite(value) or value < 0:
             return f"{name} is {value}"
-    if event.queue_ms > event.predicted_ms + SELDOM:
+    # A queue may be known where the link is not: then there is no whole for it to be a part of.
+    if 0.0 < event.predicted_ms < event.queue_ms - SELDOM:
         return f"queue_ms {event.queue_ms:g} is a part of predicted_ms {event.predicted_ms:g}"
     if event.predicted_ms > SELDOM and not event.source:
         return f"predicted_ms is {event.predicted_ms:g} for a pull from nobody"
