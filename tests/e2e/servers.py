@@ -20,6 +20,8 @@ from tests.e2e.conftest import KEY
 from tests.e2e.engine import ENVIRONMENT
 from tests.e2e.plane import KVFERRY
 
+from kvferry_connectors.demo.process import TRACKERS_S, group_members, is_tracker
+
 HOST = "127.0.0.1"
 START_S = 400.0
 STOP_S = 60.0
@@ -106,9 +108,20 @@ class Server:
         return [" ".join(p.cmdline()) for p in self._seen if alive(p)]
 
     def kill(self) -> None:
-        """End whatever is left of it, by the process group that is its own."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End whatever is left of it, by the process group that is its own.
+
+        Python's resource trackers are spared for a moment: they remove the shared memory of the
+        dead, which nobody else does, and end by themselves.
+        """
+        began = time.monotonic()
+        while members := group_members(self._process.pid):
+            waited = time.monotonic() - began
+            assert waited < STOP_S, f"{self.name} does not die: processes {members} still run"
+            for pid in members:
+                if waited > TRACKERS_S or not is_tracker(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
         self._process.wait(STOP_S)
 
     def sources(self) -> dict[str, int]:
