@@ -26,6 +26,7 @@ from kvferry.errors import ConfigError
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.audit.live.run import LiveAudit, LiveReport
 from kvferry.replay.audit.run import PATIENCE_MS, Audit, audit
+from kvferry.replay.reading import facts_within
 
 
 @guard.guarded
@@ -107,12 +108,7 @@ async def _audit(
     async with open_log(nats, file) as log:
         begin = await start_seq(log, FACTS_STREAM, first) if first is not None else None
         end = await end_seq(log, FACTS_STREAM, last) if last is not None else None
-        bounds = await log.bounds(FACTS_STREAM)
-        if (begin or bounds.first) > bounds.last or (end is not None and end < bounds.first):
-            raise ConfigError(
-                f"nothing of the ledger lies in that range; its facts are messages {bounds.first} "
-                f"to {bounds.last}"
-            )
+        await facts_within(log, begin, end)
         with progress("auditing") as report:
             return await audit(log, first=begin, last=end, patience_ms=patience_ms, progress=report)
 

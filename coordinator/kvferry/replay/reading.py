@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import cast
 
-from kvferry.ports.log import LogPort, Stored
+from kvferry.errors import ConfigError
+from kvferry.ports.log import FACTS_STREAM, LogPort, Stored
 
 
 def closing(messages: AsyncIterator[Stored]) -> aclosing[AsyncGenerator[Stored, None]]:
@@ -40,3 +41,22 @@ async def message_at(log: LogPort, stream: str, seq: int) -> Stored | None:
     """The message at exactly ``seq``; None when it is gone."""
     found = await first_from(log, stream, seq)
     return found if found is not None and found.seq == seq else None
+
+
+async def facts_within(log: LogPort, first: int | None, last: int | None) -> tuple[int, int]:
+    """First and last sequence of the facts that lie in a range; None leaves an end open.
+
+    Raises:
+        ConfigError: there are none; the text says what the ledger covers.
+    """
+    held = await log.bounds(FACTS_STREAM)
+    if held.last < held.first:
+        raise ConfigError("the ledger is empty: let requests run first, then ask again")
+    begin = held.first if first is None else max(held.first, first)
+    end = held.last if last is None else min(held.last, last)
+    if end < begin:
+        raise ConfigError(
+            "nothing of the ledger lies in that range; its facts are messages "
+            f"{held.first} to {held.last}"
+        )
+    return begin, end

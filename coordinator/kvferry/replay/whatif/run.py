@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kvferry.core.state import State
 from kvferry.errors import ConfigError, LedgerRefused
-from kvferry.ports.log import FACTS_STREAM, LogPort
+from kvferry.ports.log import LogPort
 from kvferry.replay.fold import Progress, fold_to
+from kvferry.replay.reading import facts_within
 from kvferry.replay.whatif.policy import Policy
 from kvferry.replay.whatif.report import Report, report_of
 from kvferry.replay.whatif.study import Study
@@ -35,16 +36,7 @@ async def whatif(
             does not know.
         LedgerUnavailable: the log does not answer.
     """
-    bounds = await log.bounds(FACTS_STREAM)
-    begin = max(bounds.first, first if first is not None else bounds.first)
-    end = min(bounds.last, last if last is not None else bounds.last)
-    if bounds.last < bounds.first:
-        raise ConfigError("the ledger is empty: let requests run first, then ask again")
-    if end < begin:
-        raise ConfigError(
-            "nothing of the ledger lies in that range; its facts are messages "
-            f"{bounds.first} to {bounds.last}"
-        )
+    begin, end = await facts_within(log, first, last)
     study = Study(await _before(log, begin), policy)
     done = await study.run(log, begin, end, progress)
     policy.check_nodes(done.nodes)
