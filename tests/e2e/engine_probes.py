@@ -78,6 +78,10 @@ class Probes:
         joined = self.side._joiner.joined
         return joined is not None and self.side.agent.state == "joined"
 
+    def probe_told(self) -> int:
+        """Sequence of the facts up to which the leader has told this engine what is offered."""
+        return int(self.side.agent.plans.held.position)
+
     def probe_space(self) -> str:
         joined = self.side._joiner.joined
         return joined.space if joined is not None else ""

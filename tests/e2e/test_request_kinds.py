@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.conftest import BLOCK, Pair, prompt
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import of
+from tests.e2e.plane import Recorded, of
 from tokenizers import Tokenizer
 
 from kvferry.core.events import RequestEnded, Retained, Transferred
@@ -18,12 +18,22 @@ pytestmark = pytest.mark.engine
 
 
 def offered(pair: Pair, request: str) -> Retained:
-    """Wait until a request's blocks are offered in the ledger; returns the offer."""
+    """Wait until a request's blocks are offered and both engines may find them by plan; returns the
+    offer."""
 
-    def offers(seen: list) -> list[Retained]:  # type: ignore[type-arg]
-        return [r for r in of(seen, Retained, tier="cache") if r.request.startswith(request)]
+    def offers(seen: list[Recorded]) -> list[tuple[int, Retained]]:
+        return [
+            (r.seq, r.event)
+            for r in seen
+            if isinstance(r.event, Retained)
+            and r.event.tier == "cache"
+            and r.event.request.startswith(request)
+        ]
 
-    return offers(pair.plane.wait_for(offers, f"the offer of {request}"))[-1]
+    seq, offer = offers(pair.plane.wait_for(offers, f"the offer of {request}"))[-1]
+    for engine in (pair.p0, pair.d0):
+        engine.until("told", lambda position: position >= seq)
+    return offer
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 95, 96, 97])
@@ -108,7 +118,6 @@ def test_a_stop_string_ends_without_a_hint_and_the_next_turn_is_found_by_chain(
     )
     (ended,) = [e for e in of(seen, RequestEnded) if e.request.startswith("stop-d")]
     assert ended.outcome == "aborted"
-    pair.plane.wait_projected()
     longer = text + expected.tokens[:50] + prompt(75_001, 40)
     nexts = pair.p0.run("stop-p", longer, tokens=4)
     assert nexts.report["from"] == "d0"
