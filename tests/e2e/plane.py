@@ -18,12 +18,13 @@ import msgspec
 from kvferry.core.apply import apply_batch
 from kvferry.core.envelope import Batch, Position
 from kvferry.core.events import Event
-from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce
+from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce, Held, held_subject
 from kvferry.core.state import SpaceState, State
 from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
+from kvferry.node.plans.held import TRUSTED_S
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Reply, Stored
 
 T = TypeVar("T")
@@ -103,21 +104,28 @@ class View:
         return spaces[0]
 
     def wait_projected(self, timeout_s: float = 30.0) -> None:
-        """Wait until the coordinator's index holds everything that is stored now."""
+        """Wait until the coordinator's index holds everything that is stored now, and nodes were
+        told so: a node that still believes what it was told before asks for no plan."""
 
         async def wait(ledger: JetStreamLedger) -> None:
             target = (await ledger.bounds(FACTS_STREAM)).last
-            reached = asyncio.Event()
+            reached, told = asyncio.Event(), asyncio.Event()
 
-            async def heard(subject: str, data: bytes, reply: Reply | None) -> None:
+            async def announced(subject: str, data: bytes, reply: Reply | None) -> None:
                 if msgspec.msgpack.decode(data, type=Announce).position >= target:
                     reached.set()
 
-            stop = await ledger.subscribe(ANNOUNCE_SUBJECT, heard)
-            try:
+            async def held(subject: str, data: bytes, reply: Reply | None) -> None:
+                if msgspec.msgpack.decode(data, type=Held).position >= target:
+                    told.set()
+
+            async with contextlib.AsyncExitStack() as stops:
+                stops.push_async_callback(await ledger.subscribe(ANNOUNCE_SUBJECT, announced))
+                stops.push_async_callback(await ledger.subscribe(held_subject("*"), held))
                 await asyncio.wait_for(reached.wait(), timeout_s)
-            finally:
-                await stop()
+                # Whoever is told nothing for so long believes nothing and asks.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(told.wait(), TRUSTED_S)
 
         self.use(wait)
 
