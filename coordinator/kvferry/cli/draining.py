@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, replicas
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
-from kvferry.cli.jsonable import print_document
+from kvferry.cli.context import JsonOption, NatsOption
+from kvferry.cli.ordering import order
 from kvferry.cli.slotview import standing
-from kvferry.daemon.messages import Query
-from kvferry.errors import LedgerUnavailable
+from kvferry.daemon.messages import Answer, Query
 
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="The decode node, as `kvferry status` lists it.")
@@ -41,22 +40,20 @@ def undrain(node: NodeArgument, nats: NatsOption = None, as_json: JsonOption = F
 
 
 async def _set(verb: str, node: str, nats: str | None, as_json: bool) -> None:
-    async with open_ledger(find_ledger(nats)) as ledger:
-        alive = await replicas.heard(ledger)
-        if not alive:
-            raise LedgerUnavailable(
-                "no coordinator is running, and only one may decide who gets a decode node\n"
-                "cure: start one with `kvferry up` or `kvferry coordinator`"
-            )
-        answer = await replicas.ask(ledger, alive, Query(verb=verb, node=node, who=replicas.who()))
-    if as_json:
-        print_document(answer)
-    if "error" in answer:
-        if not as_json:
-            guard.complain(str(answer["error"]))
-        raise typer.Exit(guard.TROUBLE)
-    if not as_json:
-        already = "" if answer["changed"] else " already"
-        for slot in answer["slots"]:
-            state = "drained" if slot["drained"] else "in the pool"
-            typer.echo(f"decode node {slot['node']} is{already} {state}: {standing(slot)}")
+    await order(
+        Query(verb=verb, node=node, who=replicas.who()),
+        nats,
+        as_json,
+        nobody="and only one may decide who gets a decode node",
+        lines=_lines,
+    )
+
+
+def _lines(answer: Answer) -> list[str]:
+    """What each decode node is now, and who has it."""
+    already = "" if answer["changed"] else " already"
+    said = []
+    for slot in answer["slots"]:
+        state = "drained" if slot["drained"] else "in the pool"
+        said.append(f"decode node {slot['node']} is{already} {state}: {standing(slot)}")
+    return said

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, replicas
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger, open_ledger
-from kvferry.cli.jsonable import print_document
+from kvferry.cli.context import JsonOption, NatsOption
+from kvferry.cli.ordering import order
 from kvferry.daemon.messages import Answer, Query
-from kvferry.errors import LedgerUnavailable
 
 SpaceOption = Annotated[
     str,
@@ -84,25 +83,13 @@ def observe(
 
 
 async def _set(verb: str, space: str, node: str, nats: str | None, as_json: bool) -> None:
-    async with open_ledger(find_ledger(nats)) as ledger:
-        alive = await replicas.heard(ledger)
-        if not alive:
-            raise LedgerUnavailable(
-                f"no coordinator is running, so nobody can {verb}; engines keep the policy they "
-                "have\ncure: start one with `kvferry up` or `kvferry coordinator`"
-            )
-        answer = await replicas.ask(
-            ledger, alive, Query(verb=verb, space=space, node=node, who=replicas.who())
-        )
-    if as_json:
-        print_document(answer)
-    if "error" in answer:
-        if not as_json:
-            guard.complain(str(answer["error"]))
-        raise typer.Exit(guard.TROUBLE)
-    if not as_json:
-        for line in lines(answer):
-            typer.echo(line)
+    await order(
+        Query(verb=verb, space=space, node=node, who=replicas.who()),
+        nats,
+        as_json,
+        nobody=f"so nobody can {verb}; engines keep the policy they have",
+        lines=lines,
+    )
 
 
 def lines(answer: Answer) -> list[str]:
