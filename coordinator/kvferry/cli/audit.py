@@ -20,8 +20,8 @@ from kvferry.cli.context import (
 )
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
-from kvferry.cli.seek import end_seq, start_seq
-from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.cli.ranges import FromOption, ToOption, parse_ends, seqs
+from kvferry.cli.times import Point
 from kvferry.errors import ConfigError
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.audit.live.run import LiveAudit, LiveReport
@@ -31,16 +31,8 @@ from kvferry.replay.reading import facts_within
 
 @guard.guarded
 def command(
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="SEQ|TIME", help=f"First message: {FORMS}.", show_default=False
-        ),
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option("--to", metavar="SEQ|TIME", help="Last message, in the same forms."),
-    ] = None,
+    begin: FromOption = None,
+    end: ToOption = None,
     patience_s: Annotated[
         float,
         typer.Option(
@@ -87,9 +79,7 @@ def command(
     """
     if live and file is not None:
         raise ConfigError("--live asks nodes and --file reads a file: leave one of them out")
-    now = wall_ms()
-    first = parse_point(begin, now) if begin is not None else None
-    last = parse_point(end, now) if end is not None else None
+    first, last = parse_ends(begin, end)
     done = guard.run(_audit(nats, file, first, last, round(patience_s * 1000)))
     lives = guard.run(_ask(nats)) if live else None
     if lives is not None:
@@ -106,8 +96,7 @@ async def _audit(
     nats: str | None, file: Path | None, first: Point | None, last: Point | None, patience_ms: int
 ) -> Audit:
     async with open_log(nats, file) as log:
-        begin = await start_seq(log, FACTS_STREAM, first) if first is not None else None
-        end = await end_seq(log, FACTS_STREAM, last) if last is not None else None
+        begin, end = await seqs(log, FACTS_STREAM, first, last)
         await facts_within(log, begin, end)
         with progress("auditing") as report:
             return await audit(log, first=begin, last=end, patience_ms=patience_ms, progress=report)

@@ -14,8 +14,9 @@ from kvferry.cli.context import FileOption, NatsOption, open_log
 from kvferry.cli.eventrecord import Record, Wanted, as_document, as_line
 from kvferry.cli.eventstream import Range, last_records, read_ranges
 from kvferry.cli.jsonable import print_line
+from kvferry.cli.ranges import parse_ends
 from kvferry.cli.seek import end_seq, start_seq
-from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.cli.times import FORMS, Point
 from kvferry.core.events import SCHEMAS
 from kvferry.errors import ConfigError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
@@ -128,11 +129,11 @@ def command(
         raise ConfigError("--follow has no end: leave out --to, or leave out --follow")
     if follow and file is not None:
         raise ConfigError("--follow: nothing comes to a file any more; leave out --follow")
-    now = wall_ms()
+    first, last = parse_ends(begin, end)
     selection = Selection(
         streams=LANES[lane],
-        begin=parse_point(begin, now) if begin is not None else None,
-        end=parse_point(end, now) if end is not None else None,
+        begin=first,
+        end=last,
         follow=follow,
         limit=limit,
         as_json=as_json,

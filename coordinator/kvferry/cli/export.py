@@ -11,8 +11,9 @@ from kvferry.cli import guard, render
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
+from kvferry.cli.ranges import ToOption, parse_ends
 from kvferry.cli.seek import end_seq, start_seq
-from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.cli.times import FORMS, Point
 from kvferry.errors import ConfigError
 from kvferry.ledger.archive.contents import Range
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
@@ -33,10 +34,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option("--to", metavar="SEQ|TIME", help="Last message, in the same forms."),
-    ] = None,
+    end: ToOption = None,
     facts_only: Annotated[
         bool, typer.Option("--facts-only", help="Leave the blocks lane's detail out.")
     ] = False,
@@ -78,9 +76,7 @@ def command(
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or add --force")
-    now = wall_ms()
-    first = parse_point(begin, now) if begin is not None else None
-    last = parse_point(end, now) if end is not None else None
+    first, last = parse_ends(begin, end)
     if perfetto and (strip or facts_only):
         raise ConfigError(
             "--perfetto draws the facts as they are: export with --strip first, then draw that file"

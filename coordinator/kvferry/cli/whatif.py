@@ -11,8 +11,8 @@ from kvferry.cli import guard
 from kvferry.cli.context import FileOption, JsonOption, NatsOption, find_ledger, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
-from kvferry.cli.seek import end_seq, start_seq
-from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
+from kvferry.cli.ranges import FromOption, ToOption, parse_ends, seqs
+from kvferry.cli.times import Point
 from kvferry.cli.whatifoptions import parse_policy
 from kvferry.cli.whatifview import show
 from kvferry.ports.log import FACTS_STREAM
@@ -106,21 +106,8 @@ def command(
             help="How the coordinator was started (its --cost): the ledger does not tell.",
         ),
     ] = "learned",
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="SEQ|TIME", help=f"First message: {FORMS}.", show_default=False
-        ),
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="SEQ|TIME",
-            help="Last message, in the same forms.",
-            show_default=False,
-        ),
-    ] = None,
+    begin: FromOption = None,
+    end: ToOption = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -170,9 +157,7 @@ def command(
         extra_decode=extra_decode,
         recorded_cost=recorded_cost,
     )
-    now = wall_ms()
-    first = parse_point(begin, now) if begin is not None else None
-    last = parse_point(end, now) if end is not None else None
+    first, last = parse_ends(begin, end)
     report = guard.run(_whatif(nats, file, policy, first, last, force=force))
     if as_json:
         print_document(report)
@@ -198,8 +183,7 @@ async def _whatif(
 ) -> Report:
     of = f"the file {file.name}" if file is not None else f"the ledger {find_ledger(nats).shown}"
     async with open_log(nats, file) as log:
-        begin = await start_seq(log, FACTS_STREAM, first) if first is not None else None
-        end = await end_seq(log, FACTS_STREAM, last) if last is not None else None
+        begin, end = await seqs(log, FACTS_STREAM, first, last)
         with progress("deciding again") as report:
             return await whatif(
                 log, policy, of, first=begin, last=end, force=force, progress=report
