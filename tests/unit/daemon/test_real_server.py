@@ -8,11 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.unit.daemon.support import (
     BOUND_S,
     SPACE,
@@ -33,26 +31,12 @@ from kvferry.core.state import JOINED
 from kvferry.daemon.messages import Query, decode_answer, encode_query
 from kvferry.errors import KVFerryError
 from kvferry.ledger.embedded import EmbeddedServer
-from kvferry.ledger.jetstream import JetStreamLedger, connect
+from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.ports.log import FACTS_STREAM, Reply
 from kvferry.replay.snapshots import read_catalogue
 
 ROOT = Path(__file__).parents[3]
 PROMPT = chain("talk", 64)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Any:
-    with EmbeddedServer(tmp_path / "store") as embedded:
-        yield embedded
-
-
-@pytest.fixture
-async def ledger(server: EmbeddedServer) -> AsyncIterator[JetStreamLedger]:
-    connection = await connect(server.url, name="test")
-    await connection.ensure_streams()
-    yield connection
-    await connection.close()
 
 
 def start(module: str, *args: str) -> subprocess.Popen[str]:

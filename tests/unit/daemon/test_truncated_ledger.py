@@ -6,9 +6,8 @@ The nodes are shipped agents. What one of them withdrew in the lost part must no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from tests.unit.daemon.support import running, until
@@ -42,20 +41,6 @@ class Engine:
         for event in events:
             self.outbox.facts(event, event.offer)
         await until(lambda: not self.outbox.counts("facts").waiting, "the facts are stored")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path / "store") as server:
-        yield server
-
-
-@pytest.fixture
-async def ledger(server: EmbeddedServer) -> AsyncIterator[JetStreamLedger]:
-    connection = await connect(server.url, name="test")
-    await connection.ensure_streams()
-    yield connection
-    await connection.close()
 
 
 @asynccontextmanager

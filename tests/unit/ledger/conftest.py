@@ -14,24 +14,10 @@ from kvferry.ledger.memory import MemoryLog
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path / "store") as server:
-        yield server
-
-
-@pytest.fixture
 def raw_server(tmp_path: Path) -> Iterator[RawServer]:
     server = RawServer(tmp_path)
     yield server
     server.kill()
-
-
-@pytest.fixture
-async def ledger(server: EmbeddedServer) -> AsyncIterator[JetStreamLedger]:
-    ledger = await connect(server.url, name="test")
-    await ledger.ensure_streams()
-    yield ledger
-    await ledger.close()
 
 
 @pytest.fixture(params=["memory", "jetstream"])

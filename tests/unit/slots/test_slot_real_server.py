@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kvferry.errors import LedgerUnavailable, SlotError, SlotsBusy
 from kvferry.ids import ROUTER_SPACE
 from kvferry.ledger.codec import decode
 from kvferry.ledger.embedded import EmbeddedServer
-from kvferry.ledger.jetstream import JetStreamLedger, connect
+from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.ledger.subjects import coord_subject
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.slots import SlotClient, SlotTiming
@@ -31,20 +31,6 @@ from kvferry.ports.log import FACTS_STREAM
 
 ROOT = Path(__file__).parents[3]
 PATIENT = SlotTiming(ask_within_s=30.0, end_within_s=30.0)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path / "store") as embedded:
-        yield embedded
-
-
-@pytest.fixture
-async def ledger(server: EmbeddedServer) -> AsyncIterator[JetStreamLedger]:
-    connection = await connect(server.url, name="test")
-    await connection.ensure_streams()
-    yield connection
-    await connection.close()
 
 
 def start(module: str, *args: str) -> subprocess.Popen[bytes]:
