@@ -9,31 +9,43 @@ import msgspec
 from kvferry.core.events import PinEnded, Produced, Requested, RequestEnded
 from kvferry.replay.stories import StoryItem
 
+ANSWERED = ("intact", "void")
+"""How a pin ends when its target asks whether the blocks were unharmed."""
+
 
 def in_order(items: Sequence[StoryItem]) -> list[StoryItem]:
     """By store time, but no effect before its cause.
 
     Nodes hand their events over in batches, each lane by itself, so that a source's word on a pin
-    may be stored before the request that it served, and the detail of a request after its end.
+    may be stored before the request that it served, or after that request's end, and the detail of
+    a request after its end.
 
     Returns:
         The items with :attr:`StoryItem.by_ms` set.
     """
     # Sequences order one stream; between the two only the store time does.
     ordered = sorted(items, key=lambda item: (item.stored_ms, item.stream, item.seq))
-    asked = {one.body.transfer: one for one in ordered if isinstance(one.body, Requested)}
-    ended = {
-        (one.node, one.body.request): one for one in ordered if isinstance(one.body, RequestEnded)
-    }
-    place = {id(one): number for number, one in enumerate(ordered)}
+    asked: dict[str, tuple[int, str]] = {}
+    ended: dict[tuple[str, str], int] = {}
+    for number, one in enumerate(ordered):
+        match one.body:
+            case Requested():
+                asked[one.body.transfer] = (number, one.body.request)
+            case RequestEnded():
+                ended[one.node, one.body.request] = number
     keys: list[tuple[float, int]] = []
     for number, one in enumerate(ordered):
         key = float(number)
         match one.body:
             case PinEnded() if one.body.transfer in asked:
-                key = max(key, place[id(asked[one.body.transfer])] + 0.5)
+                wish, request = asked[one.body.transfer]
+                # A source that answers a target's question has ended the pin: what the target then
+                # does with the blocks comes later.
+                if one.body.how in ANSWERED:
+                    key = min(key, ended.get((ordered[wish].node, request), number) - 0.5)
+                key = max(key, wish + 0.5)
             case Produced() if (one.node, one.body.request) in ended:
-                key = min(key, place[id(ended[one.node, one.body.request])] - 0.5)
+                key = min(key, ended[one.node, one.body.request] - 0.5)
         keys.append((key, number))
     told = [ordered[number] for _, number in sorted(keys)]
     by_ms = told[-1].stored_ms if told else 0

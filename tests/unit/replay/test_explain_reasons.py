@@ -281,3 +281,24 @@ async def test_no_effect_stands_before_its_cause() -> None:
     assert by == sorted(by), "each had happened when the next had"
     assert by[0] == story.items[1].stored_ms < story.items[0].stored_ms
     assert in_order([]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "order"),
+    [
+        ("intact", ["requested", "pin_ended", "request_ended"]),
+        ("deadline", ["requested", "request_ended", "pin_ended"]),
+    ],
+)
+async def test_a_pin_that_was_asked_about_ended_before_its_request_did(
+    how: str, order: list[str]
+) -> None:
+    told = await Told().begin()
+    pin = PinEnded(transfer="t", target="p0", granted=9, how=how, held_ms=50.0)
+    asked = Requested(
+        request="r", transfer="t", source="d0", wanted=9, granted=9, backend="tcp", basis="hint"
+    )
+    await told.at(1.0, "p0", asked, computed("r", 9))
+    await told.at(1.4, "d0", pin)
+    story = await explain(told.log, "r")
+    assert [one.event for one in story.items] == order
