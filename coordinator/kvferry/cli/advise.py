@@ -57,7 +57,7 @@ def command(
         typer.Option(
             "--kv-bytes-per-token",
             metavar="BYTES",
-            help="KV of one token over all layers, for --from.",
+            help="KV of one token over all layers, where no ledger tells.",
         ),
     ] = KV_BYTES_PER_TOKEN,
     link_gb_per_s: Annotated[
@@ -65,7 +65,7 @@ def command(
         typer.Option(
             "--link-gb-per-s",
             metavar="GB/S",
-            help="What the link between two engines carries, for --from.",
+            help="What the link between two engines carries, where no ledger tells.",
         ),
     ] = LINK_GB_PER_S,
     retention_s: Annotated[

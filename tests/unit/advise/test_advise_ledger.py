@@ -117,15 +117,24 @@ def test_observe_mode_tells_what_would_have_been_pulled() -> None:
     assert any("only observed" in text for text in report.assumptions)
 
 
-def test_observed_hints_are_weighed_with_the_options() -> None:
-    costs = Costs(kv_bytes_per_token=1_000, link_gb_per_s=0.01)  # 800 tokens: 80 ms and 3 ms
-    told = Told(costs)
-    for number in range(20):
-        asked = Requested(request=f"o{number}", source="d", granted=50, miss="observe")
-        told.at(number, "p", asked, computed(f"o{number}", miss="observe"))
+def test_a_turn_stands_in_one_row_of_hits_and_misses() -> None:
+    """Also where the own cache had most of a prompt and the pull of the rest failed."""
+    told = Told()
+    own = msgspec.structs.replace(computed("own", miss="nothing_held"), local_tokens=900)
+    told.at(1, "p", own)
+    told.at(
+        2, "p", pull("f"),
+        TransferFailed(transfer="f", request="f", source="d", stage="read", reason="deadline"),
+        msgspec.structs.replace(computed("f", miss="transfer_failed"), local_tokens=900),
+    )  # fmt: skip
+    told.at(3, "p", *pulled("ok"))
+    told.at(4, "p", msgspec.structs.replace(computed("some"), local_tokens=100))
     report = told.report()
-    assert report.saved_s == pytest.approx(20 * (0.4 - 0.083))
-    assert any("20 observed pulls had no prediction" in text for text in report.assumptions)
+    assert report.hits == {
+        "own cache": 1, "own cache, and the pull of the rest failed": 1, "pulled": 1,
+    }  # fmt: skip
+    assert report.misses == {"nothing_held": 1}
+    assert sum(report.hits.values()) + sum(report.misses.values()) == report.requests
 
 
 def test_pulls_by_hint_have_no_prediction_and_count_with_the_mean_rate() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from kvferry.errors import CodecError
+from kvferry.core.state import State
+from kvferry.errors import CodecError, LedgerRefused
 from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.report import Report
 from kvferry.replay.advise.study import LedgerStudy
-from kvferry.replay.fold import Progress
+from kvferry.replay.fold import Progress, fold_to
 from kvferry.replay.reading import between, closing
 from kvferry.replay.step import read_batch
 
@@ -33,6 +34,8 @@ async def advise_ledger(
     """
     bounds = await log.bounds(FACTS_STREAM)
     study = LedgerStudy(costs)
+    if bounds.first > 1:
+        study.continues(await _before(log, bounds.first))
     async with closing(between(log, FACTS_STREAM, bounds.first, bounds.last)) as messages:
         async for stored in messages:
             with suppress(CodecError):  # `kvferry audit` names those.
@@ -42,3 +45,11 @@ async def advise_ledger(
                     progress(stored.seq - bounds.first, bounds.last - bounds.first + 1)
                 await asyncio.sleep(0)
     return study.report(of, bounds.last)
+
+
+async def _before(log: LogPort, first: int) -> State | None:
+    """The state before the first message that is left; None where no checkpoint has it."""
+    try:
+        return await fold_to(log, to_seq=first - 1)
+    except LedgerRefused:
+        return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvferry.core.events import LinkProbed, NodeJoined, Requested, Transferred
+from kvferry.core.events import LinkProbed, Requested, Transferred
 from kvferry.replay.advise.peaks import LINKS_MAX, Load, Loads
 from kvferry.replay.advise.report import Link
-from kvferry.replay.advise.savings import OBSERVE
 from kvferry.replay.advise.spread import Values
+from kvferry.replay.advise.turns import OBSERVE
 
 RATE_BYTES_MIN = 1_000_000
 """Smaller transfers tell of latency, not of a link's rate."""
@@ -32,18 +32,18 @@ class Rates:
         self.moved = 0
         self.bytes = 0
 
-    def joined(self, space: str, node: str, event: NodeJoined) -> None:
+    def joined(self, space: str, node: str, block_tokens: int, block_bytes: int) -> None:
         """How large a node's blocks are."""
-        if event.block_size and len(self._blocks) < NODES_MAX:
-            self._blocks[space, node] = (event.block_size, event.block_bytes)
+        if block_tokens and len(self._blocks) < NODES_MAX:
+            self._blocks[space, node] = (block_tokens, block_bytes)
 
     def block_tokens(self, space: str, node: str) -> int:
-        """Tokens of a block of the node; 0 where its joining is not in the ledger."""
+        """Tokens of a block of the node; 0 where the ledger does not tell."""
         return self._blocks.get((space, node), (0, 0))[0]
 
     def would_pull(self, space: str, node: str, event: Requested) -> int | None:
         """Bytes that a node that only observes would have pulled; None where it would not have, or
-        where its joining is not in the ledger."""
+        where the ledger does not tell how large its blocks are."""
         tokens, size = self._blocks.get((space, node), (0, 0))
         if event.miss != OBSERVE or not tokens or not event.source:
             return None
@@ -75,14 +75,21 @@ class Rates:
             seen = self._seen.setdefault((event.source, node), Values(VALUES_PER_LINK_MAX))
             seen.add(event.bytes / (event.read_ms / 1_000.0))
 
+    def carries(self, source: str, target: str) -> tuple[float, str]:
+        """Bytes a second that a link carries, and how that is known; 0 where it is not."""
+        link = (source, target)
+        if self._probed.get(link):
+            return self._probed[link], PROBE
+        if link in self._seen:
+            return self._seen[link].at(0.9), TRANSFERS
+        return 0.0, ""
+
     def links(self) -> tuple[Link, ...]:
         """The busiest first."""
         return tuple(self._link(link, load) for link, load in self._loads.busiest())
 
     def _link(self, link: tuple[str, str], load: Load) -> Link:
-        rate, how = self._probed.get(link, 0.0), PROBE
-        if not rate and link in self._seen:
-            rate, how = self._seen[link].at(0.9), TRANSFERS
+        rate, how = self.carries(*link)
         return Link(
             source=link[0],
             target=link[1],
@@ -90,5 +97,5 @@ class Rates:
             bytes=load.bytes,
             peak_bytes_s=load.peak_bytes_s,
             rate_bytes_s=rate,
-            measured=how if rate else "",
+            measured=how,
         )

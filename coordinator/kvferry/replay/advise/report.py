@@ -118,9 +118,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gaps_s: Spread | None
     keeping: tuple[Keeping, ...]
     hits: dict[str, int] = {}
-    """Turns that reused something, by from where; a ledger's only."""
+    """Turns whose prompt was pulled, or lay for the greater part in the engine's own cache; a
+    ledger's only."""
     misses: dict[str, int] = {}
-    """Turns that pulled nothing, by cause; a ledger's only."""
+    """All other turns, by the cause for which they pulled nothing; a ledger's only."""
     kept: tuple[Kept, ...] = ()
     bytes_per_turn: float = 0.0
     """Mean of all turns."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvferry.replay.advise.costs import Costs
-from kvferry.replay.advise.turns import Part
+from kvferry.replay.advise.guesses import Guesses
+from kvferry.replay.advise.turns import OBSERVE, Part
 
-OBSERVE = "observe"
 TIME_MS_MAX = 1e10
 """Whoever tells a longer time, a third of a year, tells nothing."""
 
@@ -19,18 +19,18 @@ class Savings:
 
     Args:
         costs: rates to use where engines told none.
+        guesses: how long observed pulls would take that have no prediction.
 
     Attributes:
         measured: some engine told how long it computed.
-        guessed_moves: observed pulls whose time came from ``costs``.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, guesses: Guesses) -> None:
         self._costs = costs
+        self._guesses = guesses
         self._timed_s, self._timed_tokens, self._untimed_tokens = 0.0, 0, 0
         self._predicted_s, self._unpredicted_tokens, self._pulling_s = 0.0, 0, 0.0
         self._observed_s, self._observed_tokens = 0.0, 0
-        self.guessed_moves = 0
 
     def add(self, part: Part, known_tokens: int) -> tuple[float, float]:
         """One turn.
@@ -54,7 +54,10 @@ class Savings:
             return 0.0, 0.0
         recompute_s = _seconds(asked.recompute_ms)
         if (ended.miss or asked.miss) == OBSERVE:
-            return 0.0, self._observe(recompute_s, _seconds(asked.predicted_ms), known_tokens)
+            move_s = _seconds(asked.predicted_ms) or self._guesses.move_s(
+                part.space, part.node, asked, known_tokens
+            )
+            return 0.0, self._observe(recompute_s, move_s, known_tokens)
         if not asked.transfer:
             return 0.0, 0.0
         pulling_s = _seconds(part.pull_ms)
@@ -69,9 +72,6 @@ class Savings:
         return recompute_s - pulling_s, 0.0
 
     def _observe(self, recompute_s: float, move_s: float, tokens: int) -> float:
-        if not move_s:
-            self.guessed_moves += 1
-            move_s = self._costs.move_s(tokens)
         if recompute_s:
             spared_s = max(0.0, recompute_s - move_s)
             self._observed_s += spared_s

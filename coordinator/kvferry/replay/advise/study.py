@@ -19,9 +19,11 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
-from kvferry.replay.advise.assumed import assumed
+from kvferry.core.state import State
+from kvferry.replay.advise.assumed import Known, assumed
 from kvferry.replay.advise.costs import Costs
 from kvferry.replay.advise.groups import Shares, Times
+from kvferry.replay.advise.guesses import Guesses
 from kvferry.replay.advise.offers import Offers
 from kvferry.replay.advise.rates import Rates
 from kvferry.replay.advise.report import WITH, WITHOUT, Keeping, Report
@@ -33,6 +35,7 @@ from kvferry.replay.advise.verdict import Evidence, judge
 
 SESSIONS_MAX = 100_000
 PULLED, OWN_CACHE, COMPUTED = "pulled", "own cache", "computed"
+OWN_CACHE_ONLY = "own cache, and the pull of the rest failed"
 MISSES_MAX = 64
 DIVERGED = "diverged"
 
@@ -45,19 +48,28 @@ class LedgerStudy:
         self._rates = Rates()
         self._offers = Offers()
         self._turns = Turns(self._turn)
-        self._savings = Savings(costs)
+        self._guesses = Guesses(costs, self._rates)
+        self._savings = Savings(costs, self._guesses)
         self._shares = Shares(reused=True)
         self._times = Times((WITHOUT, WITH, COMPUTED, OWN_CACHE, PULLED))
         self._gaps = Values()
         self._turn_bytes = Values()
         self._sessions: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By name: turns, end of the last one in ms, tokens of its prompt and answer."""
-        self._named = self._unnamed = 0
+        self._named = self._unnamed = self._unsized = 0
+        self._whole = True
         self._hits: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._count = self._prompt = self._repeated = self._reused = 0
         self._first_ms = self._last_ms = 0
         self._failed = 0
+
+    def continues(self, before: State | None) -> None:
+        """The first event is not the ledger's first; ``before`` is the state there, if known."""
+        self._whole = False
+        for name, space in before.spaces.items() if before is not None else ():
+            for node in space.nodes.values():
+                self._rates.joined(name, node.name, node.block_size, node.block_bytes)
 
     def add(self, batch: Batch, stored_ms: int) -> None:
         """A batch of the facts."""
@@ -69,7 +81,7 @@ class LedgerStudy:
     def _take(self, space: str, node: str, event: AnyEvent, at_ms: int) -> None:
         match event:
             case NodeJoined():
-                self._rates.joined(space, node, event)
+                self._rates.joined(space, node, event.block_size, event.block_bytes)
             case Requested():
                 self._turns.asked(space, node, event)
                 self._rates.observed(space, node, event, at_ms)
@@ -98,6 +110,7 @@ class LedgerStudy:
         part = turn.main()
         if part is None or not part.ended.prompt_tokens:
             return
+        self._unsized += not self._rates.block_tokens(part.space, part.node)
         ended = part.ended
         longer_s, shorter_s = self._savings.add(part, self._granted(part) - ended.local_tokens)
         number, before = self._place(turn, ended)
@@ -109,10 +122,11 @@ class LedgerStudy:
         self._repeated += repeated
         self._shares.add(number, ended.prompt_tokens, repeated, reused)
         how = _how(ended)
-        if how != COMPUTED:
-            self._hits[how] += 1
-        if not ended.pulled_tokens:
+        if how == COMPUTED:
             self._miss(part)
+        else:
+            lost = part.asked is not None and part.asked.transfer and not part.arrived
+            self._hits[OWN_CACHE_ONLY if lost else how] += 1
         ttft_s = (turn.ttft_ms or ended.ttft_ms) / 1_000.0
         if ttft_s > 0:
             self._times.add(ended.prompt_tokens, how, ttft_s)
@@ -148,7 +162,7 @@ class LedgerStudy:
 
     def _granted(self, part: Part) -> int:
         """Tokens of the prompt that a source had."""
-        if part.asked is None:
+        if part.asked is None or not part.asked.granted:
             return 0
         tokens = part.asked.granted * self._rates.block_tokens(part.space, part.node)
         return min(tokens, part.ended.prompt_tokens - 1)
@@ -216,7 +230,17 @@ class LedgerStudy:
             prefill_s=prefill_s,
             saved_s=saved_s,
             verdict=verdict,
-            assumptions=assumed(self._costs, self._savings, self._unnamed, observed=observed),
+            assumptions=assumed(
+                self._costs,
+                Known(
+                    measured=self._savings.measured,
+                    observed=observed,
+                    guesses=self._guesses.told(),
+                    unnamed=self._unnamed,
+                    unsized=self._unsized,
+                    whole=self._whole,
+                ),
+            ),
         )
 
     def _keeping(self) -> tuple[Keeping, ...]:

@@ -9,6 +9,8 @@ import msgspec
 
 from kvferry.core.events import Requested, RequestEnded, TransferFailed, Transferred, TurnEnded
 
+OBSERVE = "observe"
+"""Why a node that only observes pulls nothing."""
 TURNS_OPEN_MAX = 20_000
 """Turns whose parts are still awaited; beyond these the oldest is taken as it is."""
 
