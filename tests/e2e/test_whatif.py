@@ -75,9 +75,7 @@ def runs(plane: Plane, start_engine: StartEngine) -> Runs:
 
 
 def told(runs: Runs, *options: str) -> dict[str, Any]:
-    done = runs.plane.cli(
-        "whatif", "--json", "--recorded-cost", "off", "--to", str(runs.last), *options
-    )
+    done = runs.plane.cli("whatif", "--json", "--to", str(runs.last), *options)
     assert done.returncode == 0, done.stderr + done.stdout
     found: dict[str, Any] = json.loads(done.stdout)
     return found

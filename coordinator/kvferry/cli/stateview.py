@@ -8,7 +8,15 @@ from kvferry.cli import render
 from kvferry.cli.jsonable import jsonable
 from kvferry.cli.times import duration
 from kvferry.core.digest import digest
-from kvferry.core.state import OPEN, NodeState, OfferState, SpaceState, State, TransferState
+from kvferry.core.state import (
+    COST_OFF,
+    OPEN,
+    NodeState,
+    OfferState,
+    SpaceState,
+    State,
+    TransferState,
+)
 
 LISTED_MAX = 50
 """Rows of a table; a JSON document always has all."""
@@ -34,6 +42,7 @@ def _space(space: SpaceState) -> dict[str, Any]:
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,
+        "cost": space.cost,
         "nodes": [_node(node) for _, node in sorted(space.nodes.items())],
         "offers": [_offer(offer, space) for offer in space.offers.values()],
         "transfers_open": [one for one in transfers if one["phase"] == OPEN],
@@ -93,7 +102,8 @@ def print_state(document: dict[str, Any], now_ms: int) -> None:
         render.line("nothing had happened yet: no node had joined")
     for name, space in document["spaces"].items():
         led = f", led by {space['leader']}, term {space['term']}" if space["leader"] else ""
-        render.heading(f"space {name}: {space['mode']}{led}")
+        moves = "; plans move whatever is held" if space["cost"] == COST_OFF else ""
+        render.heading(f"space {name}: {space['mode']}{led}{moves}")
         _print_nodes(space)
         _print_offers(space, now_ms)
         _print_transfers(space)

@@ -8,6 +8,7 @@ from kvferry.cli import render
 from kvferry.cli.leaseview import print_leases, print_sessions
 from kvferry.cli.slotview import print_slots
 from kvferry.cli.times import duration, wall_ms
+from kvferry.core.state import COST_OFF
 
 Document = dict[str, Any]
 TOKEN_WORDS = (
@@ -65,7 +66,8 @@ def _heard(coordinator: Document | None) -> dict[tuple[str, str], str]:
 
 def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) -> None:
     mode = "" if space["mode"] == "on" else f": {space['mode'].upper()}, `kvferry resume` ends it"
-    render.heading(f"space {name}{mode}")
+    moves = "; plans move whatever is held (--cost off)" if space["cost"] == COST_OFF else ""
+    render.heading(f"space {name}{mode}{moves}")
     _print_nodes(name, space, heard)
     _print_offers(space["offers"])
     print_leases(space["leases"], space["evictions"])

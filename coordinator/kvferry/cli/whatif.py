@@ -103,7 +103,8 @@ def command(
         typer.Option(
             "--recorded-cost",
             metavar="learned|off",
-            help="How the coordinator was started (its --cost): the ledger does not tell.",
+            help="How the coordinator was started (its --cost), for stretches of a ledger that do "
+            "not say: those that older versions led.",
         ),
     ] = "learned",
     begin: FromOption = None,

@@ -52,8 +52,8 @@ def _decisions(report: Report) -> None:
             )
     if report.policy.weighed and any("again too_dear" in w for k in report.kinds for w in k.why):
         render.line(
-            "  what was pulled then is too dear now: if the coordinator ran with --cost off, say "
-            "--recorded-cost off"
+            "  what was pulled then is too dear now: if an older coordinator ran with --cost off, "
+            "say --recorded-cost off"
         )
     if report.not_decided:
         told = ", ".join(f"{word} {count:,}" for word, count in report.not_decided.items())

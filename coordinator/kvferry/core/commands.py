@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvferry.core.slots_commands import SlotCommand
+from kvferry.core.state import COST_LEARNED
 
 
 class TakeLead(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +15,8 @@ class TakeLead(msgspec.Struct, frozen=True, kw_only=True):
 
     space: str
     replica: str
+    cost: str = COST_LEARNED
+    """How it weighs moving against computing: ``learned`` or ``off``."""
     above: int = 0
     """Terms up to this one may have been held by leaders of whom the ledger knows no more."""
 

@@ -60,7 +60,8 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
 def _take_lead(state: State, command: TakeLead) -> Decision:
     known = state.spaces.get(command.space)
     term = max(known.term if known is not None else 0, command.above) + 1
-    return Decision(events=((command.space, LeaderElected(term=term, replica=command.replica)),))
+    elected = LeaderElected(term=term, replica=command.replica, cost=command.cost)
+    return Decision(events=((command.space, elected),))
 
 
 def _node_silent(state: State, command: NodeSilent) -> Decision:

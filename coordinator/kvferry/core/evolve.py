@@ -140,5 +140,5 @@ def _in_force(space: SpaceState, applied: Applied, event: Event) -> bool:
     if type(event) is LeaderElected:
         return term > space.term
     if term > space.term:
-        space.term, space.leader = term, applied.node
+        space.term, space.leader, space.cost = term, applied.node, ""
     return bool(term == space.term and applied.node == space.leader)

@@ -99,7 +99,7 @@ def gap(space: SpaceState, node: NodeState, applied: Applied, event: Gap) -> Non
 
 def leader_elected(space: SpaceState, applied: Applied, event: LeaderElected) -> None:
     """A new term. That it is higher than the known one is checked before."""
-    space.term, space.leader = event.term, event.replica
+    space.term, space.leader, space.cost = event.term, event.replica, event.cost
 
 
 def policy_set(space: SpaceState, applied: Applied, event: PolicySet) -> None:

@@ -35,6 +35,7 @@ JOINED, LEFT, CLOSED, FENCED = "joined", "left", "closed", "fenced"
 OPEN, DONE, FAILED = "open", "done", "failed"
 MODE_ON, MODE_PAUSED, MODE_OBSERVE = "on", "paused", "observe"
 MODES = (MODE_ON, MODE_PAUSED, MODE_OBSERVE)
+COST_LEARNED, COST_OFF = "learned", "off"
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -207,6 +208,8 @@ class SpaceState(msgspec.Struct, kw_only=True):
     policy_version: int = 0
     term: int = 0
     leader: str = ""
+    cost: str = ""
+    """How plans weigh moving against computing, as the leader says; empty if it does not."""
     checkpoint: int = 0
     """Highest stream sequence that a checkpoint covers."""
     totals: Totals = msgspec.field(default_factory=Totals)
@@ -214,6 +217,10 @@ class SpaceState(msgspec.Struct, kw_only=True):
     def mode_of(self, node: str) -> str:
         """The mode in force for a node."""
         return self.modes.get(node, self.mode)
+
+    def weighs(self, unsaid: bool) -> bool:
+        """Whether plans weigh moving against computing; ``unsaid`` where no leader has said."""
+        return self.cost == COST_LEARNED if self.cost else unsaid
 
 
 class State(msgspec.Struct, kw_only=True):

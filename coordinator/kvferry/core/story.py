@@ -28,6 +28,7 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.core.state import COST_OFF
 from kvferry.core.story_slots import slot_changed
 
 PIN_ENDS = {
@@ -249,7 +250,8 @@ def _link_probed(node: str, event: LinkProbed) -> str:
 
 
 def _leader_elected(node: str, event: LeaderElected) -> str:
-    return f"coordinator {event.replica} leads, term {event.term}"
+    weighed = ", with cost off: plans move whatever is held" if event.cost == COST_OFF else ""
+    return f"coordinator {event.replica} leads, term {event.term}{weighed}"
 
 
 def _node_left(node: str, event: NodeLeft) -> str:

@@ -40,8 +40,8 @@ class AdviceTeller:
         leads: Callable[[str], int],
         weigh: bool = True,
     ) -> None:
-        """``leads`` gives the term that this replica holds in a space, 0 for none; without
-        ``weigh`` nothing is called too dear."""
+        """``leads`` gives the term that this replica holds in a space, 0 for none; ``weigh`` says
+        whether anything is called too dear where the space's leader does not say."""
         self._weigh = weigh
         self._replica = replica
         self._projector = projector
@@ -79,7 +79,7 @@ class AdviceTeller:
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
-                pays_from=pays_from if self._weigh else {},
+                pays_from=pays_from if space.weighs(self._weigh) else {},
                 host_blocks={node.name: node.host_blocks for node in hosting},
                 roles={node.name: node.role for node in hosting if node.role},
                 position=position,

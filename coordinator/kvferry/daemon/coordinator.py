@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from kvferry.core.effects import Effect
 from kvferry.core.messages import HEARTBEATS, REPLICAS_SUBJECT, plan_subject, query_subject
 from kvferry.core.slots_messages import slots_subject
+from kvferry.core.state import COST_LEARNED
 from kvferry.daemon.advice import AdviceTeller
 from kvferry.daemon.announcing import Announcer
 from kvferry.daemon.checkpoints import Checkpoints
@@ -51,6 +52,7 @@ class Coordinator:
     ) -> None:
         self.settings = settings if settings is not None else CoordinatorSettings()
         self.replica = self.settings.replica
+        weigh = self.settings.cost == COST_LEARNED
         self.started = time.monotonic()
         self.projector = Projector(log_port, objects)
         self.standing = Standing(self.replica, self.settings.takeover_after_s)
@@ -59,6 +61,7 @@ class Coordinator:
             self.projector,
             self.standing,
             self._perform,
+            cost=self.settings.cost,
             timeout_s=self.settings.decide_timeout_s,
         )
         self.announcer = Announcer(
@@ -76,16 +79,14 @@ class Coordinator:
             bus,
             silent_after_s=self.settings.silent_after_s,
         )
-        self.plans = PlanService(
-            self.replica, self.projector, weigh=self.settings.cost == "learned"
-        )
+        self.plans = PlanService(self.replica, self.projector, weigh=weigh)
         self.held = HeldTeller(self.replica, self.projector, bus, leads=self.decider.term_in)
         self.advice = AdviceTeller(
             self.replica,
             self.projector,
             bus,
             leads=self.decider.term_in,
-            weigh=self.settings.cost == "learned",
+            weigh=weigh,
         )
         self.checkpoints = Checkpoints(
             log_port,

@@ -47,6 +47,7 @@ class Decider:
         standing: Standing,
         perform: Perform,
         *,
+        cost: str,
         timeout_s: float,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -56,6 +57,7 @@ class Decider:
         self._projector = projector
         self._standing = standing
         self._perform = perform
+        self._cost = cost
         self._timeout_s = timeout_s
         self._now_ms = now_ms
         self._incarnation = secrets.token_hex(8)
@@ -204,7 +206,9 @@ class Decider:
         # Where the stream lost its beginning, and no checkpoint stood in for it, the state may
         # not know every term. None of them is higher than the sequence that it was stored at.
         above = bounds.last if bounds.first > 1 else 0
-        command = TakeLead(space=space, replica=self._standing.replica, above=above)
+        command = TakeLead(
+            space=space, replica=self._standing.replica, cost=self._cost, above=above
+        )
         decision = decide(self._projector.state, command, self._now_ms())
         events = tuple(event for _, event in decision.events)
         term = max(self._space(space).term, above) + 1

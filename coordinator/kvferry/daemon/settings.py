@@ -7,6 +7,7 @@ import secrets
 
 import msgspec
 
+from kvferry.core.state import COST_LEARNED, COST_OFF
 from kvferry.errors import ConfigError
 
 _REPLICA = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -35,8 +36,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     takeover_after_s: float = 1.0
     """Another leader that is not heard for so long may be replaced, and one that could not hear
     others for so long stands down."""
-    cost: str = "learned"
-    """``learned``: plans weigh moving against computing; ``off``: whatever is held is moved."""
+    cost: str = COST_LEARNED
+    """``learned``: plans weigh moving against computing; ``off``: whatever is held is moved. The
+    leader's holds for every replica, and stands in the ledger."""
     tick_s: float = 0.2
     """How often silence, leadership and lag are looked at."""
     checkpoint_every_s: float = 300.0
@@ -53,8 +55,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"replica={self.replica!r} does not fit one NATS token; use 1 to 64 letters, "
                 "digits, '-' or '_'"
             )
-        if self.cost not in ("learned", "off"):
-            raise ConfigError(f"cost={self.cost!r}: use 'learned' or 'off'")
+        if self.cost not in (COST_LEARNED, COST_OFF):
+            raise ConfigError(f"cost={self.cost!r}: use {COST_LEARNED!r} or {COST_OFF!r}")
         for name, least, most in (
             ("silent_after_s", 1.0, 3600.0),
             ("announce_every_s", 0.05, 2.0),

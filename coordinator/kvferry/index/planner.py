@@ -25,7 +25,8 @@ class Planner:
     Args:
         replica: who answers.
         folded: what is known; followed for what moves.
-        weigh: False proposes whatever is held, whatever it costs.
+        weigh: whether moving is weighed against computing where the space's leader does not say;
+            otherwise whatever is held is proposed, whatever it costs.
         clock: seconds; a replay's stands where the ledger stood.
     """
 
@@ -104,7 +105,8 @@ class Planner:
             waited_ms=request.waited_ms,
         )
         moves, now_ms = self._moves.of(request.space), self._moves.now_ms()
-        planned = plan_prefix(space, moves, need, holders, now_ms=now_ms, weigh=self._weigh)
+        weigh = space.weighs(self._weigh)
+        planned = plan_prefix(space, moves, need, holders, now_ms=now_ms, weigh=weigh)
         if need.request and planned.wait_ms:
             moves.wait(asker.name, need.request, need.upto(), now_ms + planned.wait_ms)
         elif need.request and planned.chosen and not planned.shared:

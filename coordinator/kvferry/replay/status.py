@@ -66,6 +66,7 @@ def summarize_space(space: SpaceState) -> Document:
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,
+        "cost": space.cost,
         "checkpoint": space.checkpoint,
         "nodes": [_node(space, node) for node in _by_name(space)],
         "offers": _tiers(space),

@@ -35,7 +35,7 @@ KEPT = frozenset(
         *("source", "source_incarnation", "target", "peer", "node", "incarnation", "replica"),
         *("prefill_node", "decode_node", "address", "version", "role", "backend", "basis"),
         *("miss", "reason", "why", "how", "stage", "fence", "verify", "outcome", "reuse", "tier"),
-        *("via", "lane", "mode", "change", "holder", "http", "control", "profile"),
+        *("via", "lane", "mode", "cost", "change", "holder", "http", "control", "profile"),
     }
 )
 """Fields of text that name no tenant."""

@@ -39,11 +39,11 @@ def store(ledger: Ledger, decision: Decision) -> None:
 def test_taking_the_lead_raises_the_term() -> None:
     ledger, _ = started()
     decision = decide(ledger.state, TakeLead(space=SPACE, replica="c-2"), NOW_MS)
-    assert decision.events == ((SPACE, LeaderElected(term=2, replica="c-2")),)
-    fresh = decide(State(), TakeLead(space="new", replica="c-2"), NOW_MS)
-    assert fresh.events == (("new", LeaderElected(term=1, replica="c-2")),)
+    assert decision.events == ((SPACE, LeaderElected(term=2, replica="c-2", cost="learned")),)
+    fresh = decide(State(), TakeLead(space="new", replica="c-2", cost="off"), NOW_MS)
+    assert fresh.events == (("new", LeaderElected(term=1, replica="c-2", cost="off")),)
     above = decide(ledger.state, TakeLead(space=SPACE, replica="c-2", above=40), NOW_MS)
-    assert above.events == ((SPACE, LeaderElected(term=41, replica="c-2")),)
+    assert above.events == ((SPACE, LeaderElected(term=41, replica="c-2", cost="learned")),)
 
 
 def test_a_silent_node_is_given_up_once() -> None:

@@ -149,6 +149,16 @@ def test_a_decision_beyond_a_truncated_election_stands_for_it() -> None:
     assert (ledger.space.term, ledger.space.leader, ledger.space.mode) == (7, "c-9", "paused")
 
 
+def test_how_costs_are_weighed_is_the_leaders_word() -> None:
+    ledger, _ = started("p0")
+    assert [ledger.space.weighs(unsaid) for unsaid in (True, False)] == [True, False]
+    for term, cost, weighs in ((3, "off", False), (4, "learned", True)):
+        ledger.decide(LeaderElected(term=term, replica="c-2", cost=cost), replica="c-2", term=term)
+        assert [ledger.space.weighs(unsaid) for unsaid in (True, False)] == [weighs] * 2
+    ledger.decide(PolicySet(term=7, version=1, mode="on"), replica="c-9", term=7)
+    assert ledger.space.cost == "", "of a leader whose election is lost nothing is known"
+
+
 def test_policies_by_version() -> None:
     ledger, _ = started("p0", "d0")
     ledger.decide(PolicySet(term=1, version=1, mode="paused", node="p0"))

@@ -212,7 +212,11 @@ STORIES: list[tuple[Event, str]] = [
         LinkProbed(peer="d0", backend="tcp", gb_per_s=0.0, floor_ms=0.0, why="the only one"),
         "n0 reads from d0 over tcp from now on: the only one",
     ),
-    (LeaderElected(term=3, replica="c-1"), "coordinator c-1 leads, term 3"),
+    (LeaderElected(term=3, replica="c-1", cost="learned"), "coordinator c-1 leads, term 3"),
+    (
+        LeaderElected(term=3, replica="c-1", cost="off"),
+        "coordinator c-1 leads, term 3, with cost off: plans move whatever is held",
+    ),
     (
         NodeLeft(term=3, node="d0", incarnation="i", epoch=1, why="silent for 6.2 s"),
         "coordinator n0 gave up node d0, incarnation i epoch 1: silent for 6.2 s",

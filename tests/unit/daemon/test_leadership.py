@@ -33,7 +33,7 @@ async def test_the_election_stands_before_the_first_decision() -> None:
     async with running(log, replica="c-a") as coordinator:
         await ask(log, coordinator, verb="pause")
     events = [event for _, _, event in await decisions(log)]
-    assert events[0] == LeaderElected(term=1, replica="c-a")
+    assert events[0] == LeaderElected(term=1, replica="c-a", cost="learned")
     assert isinstance(events[1], PolicySet)
     assert events[1].term == 1
 
@@ -103,7 +103,7 @@ async def test_a_lead_is_taken_anew_where_the_stream_dropped_every_decision() ->
         # Another replica may have led meanwhile: nothing in the stream says that none did.
         await ask(log, coordinator, verb="pause")
         (_, term, first), *rest = await decisions(log)
-        assert first == LeaderElected(term=term, replica="c-a")
+        assert first == LeaderElected(term=term, replica="c-a", cost="learned")
         assert term > elected
         assert [type(event) for _, _, event in rest] == [PolicySet]
         assert coordinator.standing.leading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.daemon.support import (
+    SPACE,
     STRIDE,
     FakeNode,
     ask,
@@ -14,11 +15,11 @@ from tests.unit.daemon.support import (
     pulled,
     running,
     settled,
+    until,
 )
 
 from kvferry.core.events import Requested, RequestEnded
 from kvferry.core.messages import plan_subject
-from kvferry.daemon.plans import PlanService
 from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.memory import MemoryLog
 
@@ -113,12 +114,15 @@ async def test_a_move_that_costs_more_than_computing_is_too_dear() -> None:
         (tried,) = probe.candidates
         assert (tried.node, 0 < tried.limit < 64, tried.blocks) == ("d0", True, tried.limit)
         assert tried.predicted_ms > tried.recompute_ms
-        # Where costs are not weighed, whatever is held is moved.
-        free = PlanService("c-free", coordinator.projector, weigh=False)
-        moved = free.answer(plan_request("p0", PROMPT))
-        assert [one.node for one in moved.candidates] == ["d0"]
         cheap = await plan(log, coordinator, plan_request("d0", PROMPT))
         assert cheap.miss == "nothing_held"
+    # Where the leader does not weigh costs whatever is held is moved, whoever answers.
+    async with running(log, replica="c-off", cost="off") as leader:
+        await until(lambda: leader.decider.leads(SPACE), "it leads")
+        async with running(log, replica="c-by", cost="learned") as standby:
+            for one in (leader, standby):
+                moved = await plan(log, one, plan_request("p0", PROMPT))
+                assert [(c.node, c.limit) for c in moved.candidates] == [("d0", 0)], one.replica
 
 
 async def test_malformed_requests_are_counted_and_do_not_hurt() -> None:

@@ -7,10 +7,19 @@ from tests.unit.daemon.support import BLOCK, SPACE, STRIDE, chain
 from tests.unit.replay.dated import START_MS, DatedLog
 
 from kvferry.core.envelope import Batch, Entry
-from kvferry.core.events import AnyEvent, NodeJoined, Requested, RequestEnded, Retained, Transferred
+from kvferry.core.events import (
+    COORD,
+    AnyEvent,
+    LeaderElected,
+    NodeJoined,
+    Requested,
+    RequestEnded,
+    Retained,
+    Transferred,
+)
 from kvferry.ids import SHORT_BYTES, short_hashes
 from kvferry.ledger.codec import encode
-from kvferry.ledger.subjects import lane_subject
+from kvferry.ledger.subjects import coord_subject, lane_subject
 from kvferry.replay.whatif.policy import Policy
 from kvferry.replay.whatif.report import Report
 from kvferry.replay.whatif.run import whatif
@@ -47,6 +56,21 @@ class Ledger:
         subject = lane_subject(SPACE, node, "facts")
         return await self.log.append(subject, encode(batch), message_id=batch.message_id)
 
+    async def leads(self, replica: str, term: int, cost: str) -> int:
+        """A coordinator takes the lead."""
+        batch = Batch(
+            space=SPACE,
+            node=replica,
+            incarnation=f"{replica:0>16}",
+            epoch=term,
+            lane=COORD,
+            seq=1,
+            entries=(Entry(LeaderElected(term=term, replica=replica, cost=cost)),),
+        )
+        return await self.log.append(
+            coord_subject(SPACE), encode(batch), message_id=batch.message_id
+        )
+
     async def join(self, node: str, *, blocks: int = POOL, role: str = "", **said: int) -> int:
         joined = NodeJoined(
             incarnation=f"{node:0>16}",
@@ -72,6 +96,7 @@ class Ledger:
         local: int = 0,
         took_s: float = 0.5,
         leaves: bool = True,
+        read_ms: float = 0.0,
         **asked: object,
     ) -> int:
         """One request: ``prompt``, ``local`` and ``pulled`` in blocks. The last message so far."""
@@ -107,7 +132,7 @@ class Ledger:
                 tokens=pulled * BLOCK,
                 bytes=pulled * BLOCK_BYTES,
                 backend="tcp",
-                read_ms=1.0 + pulled / 10,
+                read_ms=read_ms or 1.0 + pulled / 10,
             )
             await self.write(node, moved)
         self.log.now_s += took_s

@@ -45,6 +45,32 @@ async def test_only_what_would_be_decided_so_counts_as_reproduced(
         assert kind.examples[0].node == "p0"
 
 
+@pytest.mark.parametrize(
+    ("said", "weighed", "same"),
+    [
+        ("off", True, True),
+        ("learned", True, False),
+        ("learned", False, False),
+        ("", True, False),
+        ("", False, True),
+    ],
+)
+async def test_costs_are_weighed_as_the_ledger_says(said: str, weighed: bool, same: bool) -> None:
+    """p0 pulls over a link that takes a thousand times longer than computing does."""
+    ledger = Ledger()
+    await ledger.leads("c1", 1, said)
+    for node in ("p0", "d0"):
+        await ledger.join(node, blocks=2_000)
+    for number in range(8):
+        await ledger.turn("p0", f"own-{number}", FIRST + number)
+        position = await ledger.turn("d0", f"talk-{number}", FIRST)
+    for number in range(8):
+        given = {"source": "d0", "pulled": FIRST, "read_ms": 1e5 + number, "position": position}
+        position = await ledger.turn("p0", f"talk-{number}", FIRST, **given)  # type: ignore[arg-type]
+    report = await ledger.ask(Policy(weighed=weighed), force=False)
+    assert report.enough is same, report.kinds
+
+
 async def test_a_decision_is_taken_where_it_was_taken_not_where_it_is_told() -> None:
     """By the time that p0 tells of its miss, d0 has offered the conversation."""
     for late, same in ((False, True), (True, False)):

@@ -10,6 +10,9 @@ class LeaderElected(Event, frozen=True, kw_only=True, omit_defaults=True):
 
     term: int
     replica: str
+    cost: str = ""
+    """How plans of this space weigh moving against computing from here on: ``learned``, or
+    ``off`` where whatever is held is moved; empty where an older leader did not say."""
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,6 +23,7 @@ def policy(space: SpaceState) -> Fields:
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,
+        "cost": space.cost,
     }
 
 

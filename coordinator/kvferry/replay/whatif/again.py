@@ -29,7 +29,7 @@ class Redecider:
 
     Args:
         fold: stands where the next decisions were made.
-        weighed: moves were weighed against computing.
+        weighed: moves were weighed against computing where the ledger does not say.
     """
 
     def __init__(self, fold: Fold, *, weighed: bool = True) -> None:
@@ -104,7 +104,7 @@ class Redecider:
         asked = life.asked
         tokens = asked.granted * node.block_size
         pays_from = pair_pays_from(space, pair_key(asked.source, life.node))
-        dear = self._weighed and tokens < pays_from
+        dear = space.weighs(self._weighed) and tokens < pays_from
         self._compare(life, HINT, asked.source, "too_dear" if dear else asked.source)
 
     def _host(self, life: Life, space: SpaceState, node: NodeState) -> None:

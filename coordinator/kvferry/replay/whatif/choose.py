@@ -156,7 +156,7 @@ class Chooser:
         """Whether what a hint offers is worth moving under this policy."""
         view, policy = self._fleet.view, self._fleet.policy
         tokens = pull.end * engine.unit_tokens
-        if policy.weighed and tokens < pair_pays_from(view, pair_key(pull.source, engine.name)):
+        if self._fleet.weighs and tokens < pair_pays_from(view, pair_key(pull.source, engine.name)):
             return False
         if not policy.threshold_ms:
             return True
@@ -195,9 +195,7 @@ class Chooser:
         ]
         need = Need(target=view.nodes[engine.name], chain=hashes, stride=engine.stride)
         now_ms = fleet.clock.now_s * 1_000
-        planned = plan_prefix(
-            view, self._moves, need, holders, now_ms=now_ms, weigh=fleet.policy.weighed
-        )
+        planned = plan_prefix(view, self._moves, need, holders, now_ms=now_ms, weigh=fleet.weighs)
         chosen = next((one for one in planned.chosen if self._gains(one)), None)
         if chosen is None:
             return None

@@ -129,6 +129,11 @@ class Fleet:
         if like is not None:
             self.view.prefill = {**self._real.prefill, name: like}
 
+    @property
+    def weighs(self) -> bool:
+        """Whether moving is weighed against computing at this point of the ledger."""
+        return self._real.weighs(self.policy.weighed)
+
     def holds(self, node: str, chain: Sequence[int]) -> None:
         """What a node offered already when the ledger's range begins."""
         engine = self.engines.get(node)

@@ -53,8 +53,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, float] = {}
     extra_decode: int = 0
     weighed: bool = True
-    """In the recorded time moves were weighed against computing (the coordinator's ``--cost``);
-    that is not in the ledger."""
+    """Whether moves were weighed against computing (the coordinator's ``--cost``) where the ledger
+    does not say: in spaces led by older versions."""
 
     @property
     def recorded(self) -> Policy:
