@@ -38,6 +38,7 @@ class Recorded:
         entry = batch.entries[index]
         self.seq = stored.seq
         self.stored_ms = stored.stored_ms
+        self.space = batch.space
         self.node = batch.node
         self.incarnation = batch.incarnation
         self.epoch = batch.epoch

@@ -17,12 +17,15 @@ import pytest
 import torch
 from tests.e2e.conftest import KEY, prompt
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane
+from tests.e2e.plane import Plane, Recorded, of
 from tests.tilert.conftest import StartNode
 from tests.tilert.models import dense_model, mla_model
 from tests.tilert.nodes import DecodeNode
 from tests.tilert.prefill import LOOPBACK, decode
 from tests.tilert.tiny import PROFILE
+
+from kvferry.core.events import SendBegan, SendEnded
+from kvferry.ids import ROUTER_SPACE
 
 pytestmark = pytest.mark.engine
 
@@ -45,10 +48,11 @@ class Fleet:
 
     def __init__(self, plane: Plane, folder: Path, node: DecodeNode) -> None:
         self.node = node
+        self.plane = plane
         self.injects = 0
         dense, mla = dense_model(folder / "dense"), mla_model(folder / "mla")
 
-        def ours(profile: Any) -> dict[str, Any]:
+        def ours(profile: Any, **more: Any) -> dict[str, Any]:
             return {
                 "kv_connector": "KVFerryTileRTConnector",
                 "kv_connector_module_path": "kvferry_connectors.tilert.connector",
@@ -60,6 +64,7 @@ class Fleet:
                     "admission_window_ms": 30_000,
                     "connect_timeout_ms": 30_000,
                     "staging_wait_ms": 60_000,
+                    **more,
                 },
             }
 
@@ -78,8 +83,9 @@ class Fleet:
             args = {**COMMON, "kv_transfer_config": config}
             return EngineProcess(dense, name, connector={}, **args)
 
+        alone = ours(PROFILE, nats_url=plane.url, node="mla")
         self.mla = EngineProcess(
-            mla, "mla", connector={}, **{**COMMON, "kv_transfer_config": ours(PROFILE)}
+            mla, "mla", connector={}, **{**COMMON, "kv_transfer_config": alone}
         )
         self.dense = beside("dense", PROFILE)
         self.unfit = beside("unfit", "dsv32")
@@ -100,6 +106,20 @@ class Fleet:
         assert [row_bytes(layer) for layer in got["layers"]] == rows
         assert len(set(rows)) == len(rows)  # None stands for another.
         engine.until("call", lambda idle: idle, args=(f"{WATCH}:idle",))
+
+    def send(self, rid: str) -> tuple[Recorded, SendEnded]:
+        """How the ledger tells a send: who wrote its end, and the end. It began before."""
+
+        def ended(seen: list[Recorded]) -> list[tuple[Recorded, SendEnded]]:
+            sends = [e.send for e in of(seen, SendBegan, rid=rid)]
+            return [
+                (one, one.event)
+                for one in seen
+                if isinstance(one.event, SendEnded) and one.event.send in sends
+            ]
+
+        (found,) = ended(self.plane.wait_for(ended, f"the end of the send of {rid}"))
+        return found
 
 
 def row_bytes(layer: Any) -> bytes:
@@ -140,6 +160,10 @@ def test_latent_rows_of_a_deepseek_arrive(fleet: Fleet) -> None:
     assert said["state"] in ("sending", "sent")
     fleet.delivered(fleet.mla, "latent", 203)
     assert fleet.mla.ask("call", f"{WATCH}:early") == PROFILE["layers"]
+    # Alone, the connector has a node of its own.
+    written, send = fleet.send("latent")
+    assert (written.node, written.space) == ("mla", ROUTER_SPACE)
+    assert (send.stage, send.reason, send.bytes) == ("", "", 203 * 1152 * PROFILE["layers"])
 
 
 def test_the_originals_mark_and_a_derived_name_do_as_well(fleet: Fleet) -> None:
@@ -157,6 +181,13 @@ def test_a_prompt_computed_in_chunks_and_partly_from_the_cache_arrives_whole(fle
     answer = fleet.dense.run("cached", longer, tokens=1, kv_transfer_params=fleet.mark("cached"))
     assert answer.report["local"] == 320
     fleet.delivered(fleet.dense, "cached", 512)
+    # Beside KVFerryConnector, sends are facts of the engine's one node.
+    written, send = fleet.send("cached")
+    assert written.node == "dense"
+    assert written.space != ROUTER_SPACE
+    assert send.bytes == 512 * 1152 * PROFILE["layers"]
+    seen = fleet.plane.events()
+    assert {one.incarnation for one in seen if one.node == "dense"} == {written.incarnation}
 
 
 def test_a_request_that_was_preempted_in_its_prompt_is_sent(fleet: Fleet) -> None:
@@ -181,6 +212,8 @@ def test_an_aborted_request_is_not_sent_and_holds_nothing(fleet: Fleet) -> None:
     fleet.dense.hold(False)
     fleet.dense.until("call", lambda idle: idle, args=(f"{WATCH}:idle",))
     assert decode(fleet.node, "aborted", timeout_s=0.5).status_code == 504
+    _, send = fleet.send("aborted")
+    assert (send.stage, send.reason, send.bytes) == ("claim", "cancelled", 0)
 
 
 def batch(fleet: Fleet, engine: EngineProcess, name: str, mark: Any, seed: int) -> Any:
@@ -220,6 +253,8 @@ def test_with_a_model_that_does_not_fit_claimed_requests_are_refused_and_all_els
     plain_claimed, plain_other = batch(fleet, fleet.plain, "plain-2", {}, 8)
     assert (other.tokens, other.logprobs) == (plain_other.tokens, plain_other.logprobs)
     assert claimed.logprobs == plain_claimed.logprobs
+    _, send = fleet.send("unfit")
+    assert (send.stage, send.reason) == ("claim", "model_unfit")
     assert fleet.unfit.ask("call", f"{WATCH}:allocated") is False
     assert fleet.unfit.ask("call", f"{WATCH}:idle") is True
 
@@ -231,5 +266,7 @@ def test_a_node_that_is_not_there_is_refused_and_the_engine_goes_on(fleet: Fleet
     assert (answer.reason, len(answer.tokens)) == ("length", 1)
     fleet.mla.until("call", lambda idle: idle, args=(f"{WATCH}:idle",))
     bad = {"tilert": {"host": "127.0.0.1", "prot": 1}}
+    _, send = fleet.send("nowhere")
+    assert (send.stage, send.reason) == ("admission", "unreachable")
     refused = fleet.mla.run("bad", prompt(11, 20), tokens=1, kv_transfer_params=bad)
     assert refused.params["tilert"]["reason"] == "bad_mark"

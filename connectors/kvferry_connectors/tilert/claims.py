@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from kvferry_connectors.tilert.errors import SendRefused
+from kvferry_connectors.tilert.errors import SendRefused, stage_of
 from kvferry_connectors.tilert.fitting import Fit
 from kvferry_connectors.tilert.layout import Stage
 from kvferry_connectors.tilert.marks import Mark, read
@@ -25,6 +25,7 @@ class Claim:
     """
 
     __slots__ = (
+        "arrived",
         "due",
         "length",
         "mark",
@@ -34,6 +35,8 @@ class Claim:
         "parts",
         "request",
         "rid",
+        "send",
+        "waited_ms",
         "waits_until",
     )
 
@@ -46,6 +49,11 @@ class Claim:
         self.length = 0
         """Bytes of staging memory on each rank."""
         self.waits_until = 0.0
+        self.send = ""
+        """Its send's name in the ledger; empty where it is not recorded."""
+        self.arrived = time.monotonic()
+        self.waited_ms = 0.0
+        """From its arrival to its order."""
         self.ordered = False
         """The workers were told to send it."""
         self.due = 0.0
@@ -65,7 +73,7 @@ class Claim:
             return claim
         claim = cls(request, mark.rid or name, mark)
         if mark.within_s:
-            claim.may_send_until = time.monotonic() + mark.within_s
+            claim.may_send_until = claim.arrived + mark.within_s
         if not request.prompt_token_ids:
             claim.refuse(SendRefused("no_token_ids"))
         return claim
@@ -101,6 +109,7 @@ class Claim:
             reason=refused.reason,
             detail=refused.detail,
             tokens=int(self.request.num_prompt_tokens),
+            stage=stage_of(refused.reason),
         )
 
     def order(self, block_ids: tuple[list[int], ...], now: float) -> SendOrder:
@@ -108,6 +117,7 @@ class Claim:
         assert self.mark is not None
         left_s = self.may_send_until - now
         self.ordered = True
+        self.waited_ms = 1000 * (now - self.arrived)
         tokens = self.request.prompt_token_ids
         return SendOrder(
             request=self.id,

@@ -42,6 +42,8 @@ class KVFerryTileRTConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
                 "or kv_both beside KVFerryConnector"
             )
         options, profile = parse(transfer.kv_connector_extra_config)
+        self._options = options
+        self._config = vllm_config
         ranks = int(parallel.tensor_parallel_size)
         fitted = judge(profile, parallel, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
@@ -107,7 +109,11 @@ class KVFerryTileRTConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         """Where a request's blocks are asked for."""
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
+            from kvferry_connectors.tilert.recording import open_recording
+
             self._scheduler.bind(kv_cache_manager)
+            # Every connector of this engine exists by now.
+            self._scheduler.recording = open_recording(self._options, self._config)
 
     def on_new_request(self, request: Any) -> None:
         """Claim it if it is marked."""

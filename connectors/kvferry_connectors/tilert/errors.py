@@ -29,8 +29,17 @@ REASONS = {
     "late": "the time in which its KV may be written to the decode node was over",
     "cancelled": "the request was aborted",
     "closed": "the engine shuts down",
+    "untold": "no rank told in time how it ended",
 }
 """Every word that a refusal may name. They appear in replies and logs and stay as they are."""
+
+CLAIM, STAGING, ADMISSION, WRITE, DONE = "claim", "staging", "admission", "write", "done"
+"""How far a send came, in order."""
+
+
+def stage_of(reason: str) -> str:
+    """Where a send failed that no rank had begun."""
+    return STAGING if reason.startswith("staging") else CLAIM
 
 
 class SendRefused(KVFerryError):

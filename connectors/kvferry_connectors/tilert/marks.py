@@ -44,6 +44,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the response's id as TileRT's does (:mod:`kvferry_connectors.tilert.rid`)."""
     sampling: dict[str, Any] | None = None
     """Passed on to the node as it is."""
+    slot: str = ""
+    """The node as the coordinator calls it, of whose lease ``fence`` is; empty without a lease."""
+    fence: int = 0
+    turn: str = ""
+    """The request as its router calls it, for the ledger."""
     within_s: float = 0.0
     """For so long after the engine got the request its KV may be written to the node: the node may
     be another request's after that (:mod:`kvferry.node.slots`). 0: for as long as a send may take.
@@ -79,6 +84,7 @@ def read(params: Mapping[str, Any]) -> Mark:
         raise SendRefused("bad_mark", f"{mark.host!r}:{mark.port} is no place to connect to")
     if not 0.0 <= mark.within_s < math.inf:
         raise SendRefused("bad_mark", f"within_s={mark.within_s} is no length of time")
-    if len(mark.rid.encode()) > NAME_BYTES_MAX:
-        raise SendRefused("bad_mark", f"the rid is longer than {NAME_BYTES_MAX} bytes")
+    for name in ("rid", "slot", "turn"):
+        if len(getattr(mark, name).encode()) > NAME_BYTES_MAX:
+            raise SendRefused("bad_mark", f"the {name} is longer than {NAME_BYTES_MAX} bytes")
     return mark

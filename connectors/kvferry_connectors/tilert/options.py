@@ -10,6 +10,7 @@ import msgspec
 from kvferry.errors import ConfigError
 from kvferry_connectors.tilert.profiles import Profile, find
 from kvferry_connectors.tilert.wire import NIXL
+from kvferry_connectors.vllm.options import check_credentials
 
 NODE_LIMIT_S = 120.0
 """After so long without a word a decode node gives a connection up."""
@@ -40,6 +41,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long a busy decode node is asked again."""
     send_timeout_ms: int = 100_000
     """How long a send may take from its order on; a decode node gives up after 120 s."""
+    nats_url: str = ""
+    """The ledger that sends are recorded in, where this engine has no ``KVFerryConnector``; empty
+    records nothing. Beside one they are its node's facts."""
+    nats_credentials: dict[str, str] = {}
+    """As ``KVFerryConnector`` has them."""
+    node: str = ""
+    """This engine's name in that ledger; default ``<host>-<first 6 digits of engine_id>``."""
 
 
 def parse(given: Mapping[str, Any] | None) -> tuple[Options, Profile]:
@@ -68,6 +76,9 @@ def parse(given: Mapping[str, Any] | None) -> tuple[Options, Profile]:
     ):
         if not 1 <= value <= most:
             raise ConfigError(f"{name}={value} is not 1 to {most}")
+    if options.nats_credentials and not options.nats_url:
+        raise ConfigError("nats_credentials without nats_url: say where the ledger is")
+    check_credentials(options.nats_credentials)
     if options.staging_wait_ms < 0:
         raise ConfigError(f"staging_wait_ms={options.staging_wait_ms} is negative")
     return options, find(options.profile)

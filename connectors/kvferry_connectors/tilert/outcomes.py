@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry_connectors.tilert.errors import ADMISSION, DONE
+
 SENT = "sent"
 REFUSED = "refused"
 SENDING = "sending"
@@ -20,6 +22,8 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str = ""
     """One of :data:`kvferry_connectors.tilert.errors.REASONS`."""
     detail: str = ""
+    stage: str = ""
+    """How far it came."""
     bytes: int = 0
     generation: int = -1
     """The node's number for this admission; -1 without one."""
@@ -38,9 +42,12 @@ class SendOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: str
     reason: str = ""
     detail: str = ""
+    stage: str = ""
+    """How far it came: a stage of :mod:`kvferry_connectors.tilert.errors`."""
     tokens: int = 0
     bytes: int = 0
     generation: int = -1
+    admitted_ms: float = 0.0
     total_ms: float = 0.0
 
 
@@ -48,9 +55,11 @@ def joined(parts: list[RankOutcome], *, rid: str, target: str, tokens: int) -> S
     """Sent if every rank's part was, under one admission; else refused for the first reason."""
     refused = next((part for part in parts if part.state == REFUSED), None)
     reason, detail = (refused.reason, refused.detail) if refused else ("", "")
+    stage = refused.stage if refused else DONE
     generations = {part.generation for part in parts}
     if not refused and len(generations) > 1:
         reason, detail = "not_admitted", f"ranks were admitted apart, as {generations}"
+        stage = ADMISSION
     return SendOutcome(
         request=parts[0].request,
         rid=rid,
@@ -58,8 +67,10 @@ def joined(parts: list[RankOutcome], *, rid: str, target: str, tokens: int) -> S
         state=REFUSED if reason else SENT,
         reason=reason,
         detail=detail,
+        stage=stage,
         tokens=tokens,
         bytes=sum(part.bytes for part in parts),
         generation=parts[0].generation,
+        admitted_ms=max(part.admitted_ms for part in parts),
         total_ms=max(part.total_ms for part in parts),
     )

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from kvferry_connectors.tilert.claims import Claim
@@ -16,6 +15,7 @@ from kvferry_connectors.tilert.marks import KEY, claims
 from kvferry_connectors.tilert.metadata import TileRTMetadata
 from kvferry_connectors.tilert.options import Options
 from kvferry_connectors.tilert.outcomes import REFUSED, RankOutcome, SendOutcome
+from kvferry_connectors.tilert.recording import Recording
 from kvferry_connectors.tilert.reports import Inbox
 from kvferry_connectors.tilert.sender import SENDS_MAX
 from kvferry_connectors.tilert.turns import Turns
@@ -51,9 +51,8 @@ class SchedulerSide:
         self._given: deque[str] = deque()
         """Requests whose staging memory is free again, as the inbox's thread hears."""
         self._cancels: list[str] = []
-        self.on_outcome: Callable[[SendOutcome], None] = _log_outcome
-        """Called once for each claimed request with how its send ended, on the inbox's thread or
-        the engine's; it must not wait."""
+        self.recording: Recording | None = None
+        """Where sends are recorded; set once, before the first request."""
 
     def bind(self, manager: Any) -> None:
         """The engine's KV cache manager exists."""
@@ -68,12 +67,13 @@ class SchedulerSide:
             return
         claim = Claim.of(request, params, randomized=self._randomized)
         self._claims[claim.id] = claim
+        if self.recording is not None:
+            self.recording.began(claim)
         fitted = self._fit
         if isinstance(fitted, SendRefused):
             claim.refuse(fitted)
         if isinstance(fitted, SendRefused) or claim.outcome is not None:
-            assert claim.outcome is not None
-            self.on_outcome(claim.outcome)
+            self._over(claim)
             return
         if self._inbox is None:
             self._inbox = Inbox(self._heard)
@@ -118,9 +118,16 @@ class SchedulerSide:
         return {KEY: claim.reply()}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; what has no outcome by then has none that anybody could tell."""
         if self._inbox is not None:
             self._inbox.close()
+        for claim in [*self._open.values(), *self._sending.values()]:
+            claim.refuse(SendRefused("closed", "the engine shut down before it was known to end"))
+            self._over(claim)
+        self._open.clear()
+        self._sending.clear()
+        if self.recording is not None:
+            self.recording.close()
 
     # --- inner ------------------------------------------------------------------------------
 
@@ -149,8 +156,7 @@ class SchedulerSide:
         self._open.pop(claim.id, None)
         self._turns.give(claim.id)
         claim.refuse(refused)
-        assert claim.outcome is not None
-        self.on_outcome(claim.outcome)
+        self._over(claim)
 
     def _take_back(self) -> None:
         """Turns of sends that ended, or that nobody tells of any more."""
@@ -159,8 +165,9 @@ class SchedulerSide:
         now = time.monotonic()
         for claim in list(self._sending.values()):
             if now > claim.due and self._sending.pop(claim.id, None) is not None:
-                log.warning("tilert: no rank told how the send of %s ended", claim.id)
+                claim.refuse(SendRefused("untold"))
                 self._turns.give(claim.id)
+                self._over(claim)
 
     def _heard(self, part: RankOutcome) -> None:
         # On the inbox's thread.
@@ -169,8 +176,14 @@ class SchedulerSide:
             return
         self._sending.pop(part.request, None)
         self._given.append(part.request)
+        self._over(claim)
+
+    def _over(self, claim: Claim) -> None:
+        """It has its outcome. On the inbox's thread or the engine's."""
         assert claim.outcome is not None
-        self.on_outcome(claim.outcome)
+        if self.recording is not None:
+            self.recording.ended(claim, claim.outcome)
+        _log_outcome(claim.outcome)
 
 
 def _log_outcome(outcome: SendOutcome) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvferry.ports.remote_writer import RemoteWriter
 from kvferry_connectors.tilert.admission import Wanted
-from kvferry_connectors.tilert.errors import SendRefused
+from kvferry_connectors.tilert.errors import SendRefused, stage_of
 from kvferry_connectors.tilert.extract import Cache, Extraction
 from kvferry_connectors.tilert.fitting import Fit
 from kvferry_connectors.tilert.layout import Stage
@@ -214,5 +214,6 @@ class Sender:
                 state=REFUSED,
                 reason=refused.reason,
                 detail=refused.detail,
+                stage=stage_of(refused.reason),
             )
         )

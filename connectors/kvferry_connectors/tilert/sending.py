@@ -11,7 +11,7 @@ from typing import Any
 
 from kvferry.errors import BackendError
 from kvferry_connectors.tilert.admission import Admitted, Wanted, admit
-from kvferry_connectors.tilert.errors import SendRefused
+from kvferry_connectors.tilert.errors import ADMISSION, DONE, WRITE, SendRefused
 from kvferry_connectors.tilert.layout import Stage, Target, pieces
 from kvferry_connectors.tilert.outcomes import REFUSED, SENT, RankOutcome
 from kvferry_connectors.tilert.staging import Lease
@@ -76,6 +76,8 @@ class Send:
         """Whether the engine's last layer was taken over."""
         self._began = time.monotonic()
         self._admitted_ms = 0.0
+        self._came = ADMISSION
+        """How far it came."""
         self.over = False
         """Nothing will be sent any more: copies can be spared."""
 
@@ -113,8 +115,10 @@ class Send:
         try:
             self._take_device()
             self._admit_all()
+            self._came = WRITE
             met = self._targets.use(self._where, self._hello, self._target)
             count = self._write_layers(met)
+            self._came = DONE
             self._tell_done()
             outcome = self._outcome(SENT, bytes=count)
         except SendRefused as refused:
@@ -254,6 +258,7 @@ class Send:
             state=state,
             reason=reason,
             detail=detail,
+            stage=self._came,
             bytes=bytes,
             generation=self._admitted[0].generation if self._admitted else -1,
             admitted_ms=self._admitted_ms,

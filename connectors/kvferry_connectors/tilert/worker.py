@@ -8,7 +8,7 @@ from typing import Any
 
 from kvferry.ports.remote_writer import RemoteWriter
 from kvferry_backends.registry import create_writer
-from kvferry_connectors.tilert.errors import SendRefused
+from kvferry_connectors.tilert.errors import SendRefused, stage_of
 from kvferry_connectors.tilert.fitting import Fit
 from kvferry_connectors.tilert.metadata import TileRTMetadata
 from kvferry_connectors.tilert.options import Options
@@ -98,5 +98,6 @@ class WorkerSide:
                     state=REFUSED,
                     reason=self._unfit.reason,
                     detail=self._unfit.detail,
+                    stage=stage_of(self._unfit.reason),
                 )
             )

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvferry.errors import ConfigError
-from kvferry_connectors.vllm import compat
+from kvferry_connectors.vllm import compat, neighbours
 from kvferry_connectors.vllm.enginelog import use_engine_log
 from kvferry_connectors.vllm.metadata import FerryHandshake, FerryMetadata
 from kvferry_connectors.vllm.options import parse
@@ -53,6 +53,8 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = SchedulerSide(
                 vllm_config, kv_cache_config, options, multi=self._multi
             )
+            if not compat.one_full_attention_group(kv_cache_config):
+                neighbours.offer(vllm_config, self._scheduler.outbox)
         else:
             from kvferry_connectors.vllm.worker import WorkerSide
 
@@ -63,6 +65,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Stop every thread and socket."""
         if self._scheduler is not None:
+            neighbours.withdraw(self._scheduler.outbox)
             self._scheduler.close()
         if self._worker is not None:
             self._worker.close()

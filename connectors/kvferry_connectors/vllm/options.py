@@ -129,12 +129,20 @@ CREDENTIALS = (
 )
 
 
-def _check(options: Options) -> None:
-    for name in options.nats_credentials:
+def check_credentials(given: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ConfigError: ``nats_credentials`` has an entry that means nothing.
+    """
+    for name in given:
         if name not in CREDENTIALS:
             raise ConfigError(
                 f"nats_credentials: unknown entry {name!r}; known: {', '.join(CREDENTIALS)}"
             )
+
+
+def _check(options: Options) -> None:
+    check_credentials(options.nats_credentials)
     allowed = [mode.value for mode in Verify]
     if options.verify not in allowed:
         raise ConfigError(f"verify={options.verify!r}: use one of {', '.join(allowed)}")
@@ -174,8 +182,11 @@ def _check(options: Options) -> None:
 
 def node_name(options: Options, engine_id: str) -> str:
     """The node's name: as configured, else one that two hosts do not share."""
-    if options.node:
-        return options.node
+    return options.node or default_node_name(engine_id)
+
+
+def default_node_name(engine_id: str) -> str:
+    """A node's name where none is configured: one that two hosts do not share."""
     host = os.environ.get("HOSTNAME") or socket.gethostname()
     short = "".join(c if c.isalnum() else "-" for c in host.split(".")[0])
     return f"{short}-{engine_id.replace('-', '')[:6]}"

@@ -37,6 +37,8 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SendBegan,
+    SendEnded,
     SlotChanged,
     TransferFailed,
     Transferred,
@@ -58,6 +60,8 @@ _FACTS: dict[type[Event], Callable[[SpaceState, Any, Applied, Any], Touched]] = 
     LinkProbed: evolve_transfers.link_probed,
     RequestEnded: evolve_requests.request_ended,
     TurnEnded: evolve_requests.turn_ended,
+    SendBegan: evolve_requests.send,
+    SendEnded: evolve_requests.send,
     NodeClosed: evolve_nodes.node_closed,
     Gap: evolve_nodes.gap,
 }

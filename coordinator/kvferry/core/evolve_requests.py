@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvferry.core.applied import Applied
 from kvferry.core.cost import PrefillCost
-from kvferry.core.events import RequestEnded, TurnEnded
+from kvferry.core.events import RequestEnded, SendBegan, SendEnded, TurnEnded
 from kvferry.core.retention_gaps import SessionGaps
 from kvferry.core.state import RATES_MAX, NodeState, SpaceState
 from kvferry.core.totals import add
@@ -63,3 +63,10 @@ def learn_prefill(
 def turn_ended(space: SpaceState, node: NodeState, applied: Applied, event: TurnEnded) -> None:
     """A router answered a client."""
     space.totals.turns = add(space.totals.turns, 1)
+
+
+def send(
+    space: SpaceState, node: NodeState, applied: Applied, event: SendBegan | SendEnded
+) -> None:
+    """KV goes to a decode node that is none of the space's: it is counted with the events, and
+    nothing that anybody decides depends on it."""

@@ -23,13 +23,19 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SendBegan,
+    SendEnded,
     SlotChanged,
     TransferFailed,
     Transferred,
     TurnEnded,
 )
 from kvferry.core.state import COST_OFF
+from kvferry.core.story_sends import send_began, send_ended
 from kvferry.core.story_slots import slot_changed
+from kvferry.core.story_words import counted as _n
+from kvferry.core.story_words import milliseconds as _ms
+from kvferry.core.story_words import size as _size
 
 PIN_ENDS = {
     "intact": "the blocks were as promised",
@@ -68,23 +74,6 @@ def describe(node: str, event: Event) -> str:
     if tell is None:
         return f"{node} wrote {NAMES.get(type(event), type(event).__name__)}"
     return " ".join(tell(node, event).split())
-
-
-def _n(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
-
-
-def _ms(value: float) -> str:
-    if value >= 10_000:
-        return f"{value / 1_000:.1f} s"
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def _extra(text: str) -> str:
@@ -291,4 +280,6 @@ _TELL: dict[type[Event], Callable[[str, Any], str]] = {
     PolicySet: _policy_set,
     Checkpoint: _checkpoint,
     SlotChanged: lambda _, event: slot_changed(event),
+    SendBegan: send_began,
+    SendEnded: send_ended,
 }

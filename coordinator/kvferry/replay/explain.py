@@ -15,6 +15,7 @@ from kvferry.replay.fold import Progress
 from kvferry.replay.inorder import in_order
 from kvferry.replay.reading import closing
 from kvferry.replay.related import Related
+from kvferry.replay.sendstory import conclude_sends
 from kvferry.replay.sessionstory import conclude_session, conclude_transfer
 from kvferry.replay.slotstory import conclude_slots
 from kvferry.replay.step import read_batch
@@ -91,7 +92,9 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
         conclusion, cure = conclude_transfer(asked, items)
     else:
         conclusion, cure = conclude(events)
-        conclusion = "; ".join(filter(None, (conclusion, conclude_slots(items))))
+        conclusion = "; ".join(
+            filter(None, (conclusion, conclude_slots(items), conclude_sends(items)))
+        )
     cures = tuple(dict.fromkeys(one.cure for one in causes if one.cure))
     return Story(
         asked=asked,

@@ -16,6 +16,8 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SendBegan,
+    SendEnded,
     SlotChanged,
     TransferFailed,
     Transferred,
@@ -40,11 +42,13 @@ def request_ids(entry: Entry) -> tuple[str, ...]:
     """Every request id that an event names."""
     event = entry.event
     match event:
-        case Requested() | RequestEnded():
+        case Requested() | RequestEnded() | SendBegan():
             ids: tuple[str, ...] = (event.request, event.external_id)
         case TurnEnded():
             ids = (event.request, event.prefill_request, event.decode_request)
-        case Transferred() | TransferFailed() | Produced() | Retained() | SlotChanged():
+        case (
+            Transferred() | TransferFailed() | Produced() | Retained() | SlotChanged() | SendEnded()
+        ):
             ids = (event.request,)
         case _:
             ids = ()
@@ -87,7 +91,7 @@ class Related:
             self.known.sessions.append(session)
         if not ids:
             return
-        joins = isinstance(entry.event, Requested | RequestEnded | TurnEnded)
+        joins = isinstance(entry.event, Requested | RequestEnded | TurnEnded | SendBegan)
         if joins:
             self.known.requests.extend(ids)
         if in_session or any(one in self.requests or names_request(self.asked, one) for one in ids):

@@ -23,6 +23,7 @@ RENAMED = {
     "external_id": "r",
     "prefill_request": "r",
     "decode_request": "r",
+    "rid": "r",
     "session": "s",
     "tenant": "t",
 }
@@ -32,6 +33,7 @@ EMPTIED = frozenset({"detail", "who"})
 KEPT = frozenset(
     {
         *("transfer", "offer", "hinted", "superseded_by", "object", "digest", "fingerprint"),
+        *("send", "slot"),
         *("source", "source_incarnation", "target", "peer", "node", "incarnation", "replica"),
         *("prefill_node", "decode_node", "address", "version", "role", "backend", "basis"),
         *("miss", "reason", "why", "how", "stage", "fence", "verify", "outcome", "reuse", "tier"),

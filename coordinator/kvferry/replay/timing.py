@@ -10,6 +10,7 @@ from kvferry.core.events import (
     AnyEvent,
     PinEnded,
     RequestEnded,
+    SendEnded,
     SlotChanged,
     TransferFailed,
     Transferred,
@@ -66,3 +67,7 @@ def _parts(event: AnyEvent) -> Iterator[tuple[str, str, float]]:
             yield event.request, "to the client's last token", event.total_ms
         case SlotChanged():
             yield event.request, "waiting for a decode slot", event.waited_ms
+        case SendEnded():
+            yield event.request, "until the prompt was computed and sent off", event.waited_ms
+            yield event.request, "until the decode node admitted it", event.admitted_ms
+            yield event.request, "the send in all", event.total_ms

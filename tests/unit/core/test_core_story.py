@@ -22,6 +22,8 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SendBegan,
+    SendEnded,
     SlotChanged,
     TransferFailed,
     Transferred,
@@ -281,6 +283,43 @@ STORIES: list[tuple[Event, str]] = [
         SlotChanged(term=3, node="t0", change="idle", fence=7, why="silent for 121 s"),
         "slot of t0, fence 7: the lease ends, its holder was silent and the node is idle (silent "
         "for 121 s)",
+    ),
+    (
+        SendBegan(
+            send="i.s1",
+            request="r1",
+            rid="turn-t1",
+            target="10.0.0.7:5556",
+            tokens=1_024,
+            slot="t0",
+            fence=7,
+            external_id="turn",
+        ),
+        "n0 is to send the KV of request r1 (1,024 tokens) to t0 at 10.0.0.7:5556, fence 7, as "
+        "turn-t1, send i.s1",
+    ),
+    (
+        SendBegan(send="i.s1", request="r1", rid="r1", target="h:1", tokens=1),
+        "n0 is to send the KV of request r1 (1 token) to a decode node at h:1, without a lease, as "
+        "r1, send i.s1",
+    ),
+    (
+        SendEnded(
+            send="i.s1", request="r1", bytes=3_538_944, admitted_ms=2.5, total_ms=31.2, generation=4
+        ),
+        "n0 sent the KV of request r1, 3.5 MB in 31 ms, admitted after 2.5 ms, send i.s1",
+    ),
+    (
+        SendEnded(
+            send="i.s1",
+            request="r1",
+            stage="admission",
+            reason="busy",
+            detail="with 'x'",
+            total_ms=3_004.0,
+        ),
+        "n0 did not send the KV of request r1: busy when the node was asked for admission (with "
+        "'x') after 3004 ms, send i.s1",
     ),
 ]
 

@@ -16,15 +16,21 @@ from typing import Any
 import pytest
 from tests.unit.tilert.caches import EngineCache
 
+from kvferry.core.events import Event, SendBegan, SendEnded
 from kvferry.errors import ConfigError
+from kvferry.node.outbox.items import Waiting
+from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.tilert.claims import Claim
 from kvferry_connectors.tilert.errors import SendRefused
 from kvferry_connectors.tilert.fitting import Fit, fit
 from kvferry_connectors.tilert.metadata import SendOrder, TileRTMetadata
 from kvferry_connectors.tilert.options import parse
 from kvferry_connectors.tilert.outcomes import RankOutcome, SendOutcome, joined
 from kvferry_connectors.tilert.profiles import BF16, Profile
+from kvferry_connectors.tilert.recording import Recording, open_recording
 from kvferry_connectors.tilert.reports import Inbox, Reporter
 from kvferry_connectors.tilert.scheduler import SchedulerSide
+from kvferry_connectors.vllm import neighbours
 
 WAIT_S = 30.0
 SMALL = {"name": "small", "layers": 2, "version": 900}
@@ -47,6 +53,18 @@ class Manager:
         return ([4, 2, 7],)
 
 
+class Told(Recording):
+    """Keeps the outcomes too."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self.outcomes: list[SendOutcome] = []
+
+    def ended(self, claim: Claim, outcome: SendOutcome) -> None:
+        super().ended(claim, outcome)
+        self.outcomes.append(outcome)
+
+
 class Rig:
     """A scheduler's side and the workers' end of its inbox."""
 
@@ -54,8 +72,10 @@ class Rig:
         parsed, _ = parse({"profile": SMALL, **options})
         self.side = SchedulerSide(parsed, found, ranks=ranks)
         self.side.bind(Manager())
-        self.told: list[SendOutcome] = []
-        self.side.on_outcome = self.told.append
+        self.outbox = Outbox()
+        self.kept: list[Event] = []
+        self.side.recording = self.recording = Told(self.outbox)
+        self.told = self.recording.outcomes
         self.reporter = Reporter()
 
     def request(self, name: str, params: Any = MARK, tokens: int = 150, **more: Any) -> Any:
@@ -91,6 +111,12 @@ class Rig:
             )
         )
 
+    def facts(self) -> list[Event]:
+        """What was recorded since the last call."""
+        taken = self.outbox.take_facts(1000)
+        self.kept += [one.event for one in taken if isinstance(one, Waiting)]
+        return self.kept
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
         while not condition():
@@ -110,6 +136,13 @@ def make() -> Iterator[Callable[..., Rig]]:
     for rig in made:
         rig.reporter.close()
         rig.side.close()
+        # Whatever a test did: each send that began has ended, once.
+        facts = rig.facts()
+        began = [one.send for one in facts if isinstance(one, SendBegan)]
+        ended = [one.send for one in facts if isinstance(one, SendEnded)]
+        assert sorted(began) == sorted(ended)
+        assert len(set(ended)) == len(ended) == len(rig.told)
+        assert rig.outbox.reserved == 0
 
 
 def test_an_unmarked_request_leaves_no_trace(make: Callable[..., Rig]) -> None:
@@ -281,6 +314,86 @@ def test_a_send_that_nobody_tells_of_gives_its_turn_back_at_last(
     rig.side._sending["r1"].due = time.monotonic() - 1
     rig.side._take_back()
     assert (rig.side._turns.held, rig.side._sending) == (0, {})
+    assert [told.reason for told in rig.told] == ["untold"]
+    rig.tell("r1")  # Too late.
+
+
+def test_sends_are_recorded_with_their_lease_and_how_far_they_came(
+    make: Callable[..., Rig],
+) -> None:
+    rig = make()
+    mark = {**MARK["tilert"], "slot": "t0", "fence": 7, "turn": "turn-1"}
+    rig.ordered(rig.request("sent", {"tilert": mark}))
+    rig.tell("sent")
+    rig.until(lambda: len(rig.told) == 1)
+    rig.request("bad", {"tilert": {"host": "n0", "prot": 1}})
+    began, ended, bad_began, bad_ended = rig.facts()
+    assert isinstance(began, SendBegan)
+    assert (began.request, began.rid, began.target) == ("sent", "named", "n0:6000")
+    assert (began.slot, began.fence, began.external_id) == ("t0", 7, "turn-1")
+    assert began.tokens == 150
+    assert isinstance(ended, SendEnded)
+    assert (ended.send, ended.bytes, ended.stage, ended.reason) == (began.send, 5, "", "")
+    assert ended.waited_ms > 0
+    assert isinstance(bad_began, SendBegan)
+    assert (bad_began.target, bad_began.fence) == ("", 0)
+    assert isinstance(bad_ended, SendEnded)
+    assert (bad_ended.stage, bad_ended.reason) == ("claim", "bad_mark")
+
+
+def test_what_is_under_way_at_the_engines_end_is_recorded_as_closed(
+    make: Callable[..., Rig],
+) -> None:
+    rig = make()
+    rig.ordered(rig.request("ordered"))
+    rig.request("waiting")
+    rig.side.close()
+    assert {told.request: told.reason for told in rig.told} == {
+        "ordered": "closed",
+        "waiting": "closed",
+    }
+
+
+def test_a_ledger_that_is_behind_leaves_a_send_out_as_a_whole(
+    make: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    while rig.outbox.reserve():
+        pass
+    held = rig.outbox.reserved
+    rig.ordered(rig.request("r1"))
+    rig.tell("r1")
+    rig.until(lambda: len(rig.told) == 1)
+    assert rig.facts() == []
+    assert "the ledger is behind" in caplog.text
+    rig.told.clear()
+    assert rig.outbox.reserved == held
+    for _ in range(held):
+        rig.outbox.unreserve()
+
+
+def test_an_engine_has_one_node_in_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    def engine(name: str) -> Any:
+        return SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id=name))
+
+    options, _ = parse({"profile": SMALL})
+    assert open_recording(options, engine("e0")) is None
+    outbox = Outbox()
+    neighbours.offer(engine("e0"), outbox)
+    try:
+        asked, _ = parse({"profile": SMALL, "nats_url": "nats://127.0.0.1:1"})
+        shared = open_recording(asked, engine("e0"))
+        assert shared is not None
+        assert shared._outbox is outbox
+        assert "nats_url is ignored" in caplog.text
+        assert open_recording(options, engine("e1")) is None
+    finally:
+        neighbours.withdraw(outbox)
+    alone = open_recording(asked, engine("e0"))
+    assert alone is not None
+    assert alone._outbox is not outbox
+    alone.close()
+    assert "kvferry-agent" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_inbox_that_is_gone_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,6 +426,11 @@ def test_an_inbox_that_is_gone_stops_nobody(caplog: pytest.LogCaptureFixture) ->
         ({"profile": "dsv32", "send_timeout_ms": 120_001}, "120000"),
         ({"profile": "dsv32", "staging_wait_ms": -1}, "negative"),
         ({"profile": "dsv32", "sender": 8}, "sender"),
+        ({"profile": "dsv32", "nats_credentials": {"user": "x"}}, "nats_url"),
+        (
+            {"profile": "dsv32", "nats_url": "nats://n", "nats_credentials": {"pass": "x"}},
+            "'pass'",
+        ),
         ({"profile": "nsv32"}, "dsv32"),
     ],
 )

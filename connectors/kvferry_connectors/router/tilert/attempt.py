@@ -123,9 +123,7 @@ class Attempt:
             raise EngineFailed(self._node.name, "could not be kept leased: is a coordinator up?")
         self._sent = True
         try:
-            return await first_token(
-                router, asked, session, known, self._slot.node, self._rid, sampling
-            )
+            return await first_token(router, asked, session, known, self._slot, self._rid, sampling)
         except PrefillFailed as error:
             self._sent = error.maybe_sent
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvferry.node.slots import SlotNode
+from kvferry.node.slots import Slot
 from kvferry_connectors.router.asked import Asked
 from kvferry_connectors.router.bodies import Kind, prefill_body, token_ids
 from kvferry_connectors.router.context import Router, note_failure, request_name
@@ -56,8 +56,9 @@ class PrefillFailed(EngineFailed):
         self.maybe_sent = maybe_sent
 
 
-def mark(node: SlotNode, rid: str, sampling: Sampling) -> dict[str, object]:
+def mark(slot: Slot, rid: str, sampling: Sampling) -> dict[str, object]:
     """What tells P's connector where the KV goes, in ``kv_transfer_params``."""
+    node = slot.node
     host, port = control_address(node)
     return {
         KEY: {
@@ -66,6 +67,9 @@ def mark(node: SlotNode, rid: str, sampling: Sampling) -> dict[str, object]:
             "rid": rid,
             "sampling": sampling.for_node(),
             "within_s": node.send_within_s,
+            "slot": node.name,
+            "fence": slot.fence,
+            "turn": slot.request,
         }
     }
 
@@ -75,7 +79,7 @@ async def first_token(
     asked: Asked,
     session: str,
     known: Known | None,
-    node: SlotNode,
+    slot: Slot,
     rid: str,
     sampling: Sampling,
 ) -> First:
@@ -90,7 +94,7 @@ async def first_token(
         {**asked.body, **sampling.for_prefill()},
         prefill_part(asked, session, known),
         want_tokens=True,
-        params=mark(node, rid, sampling),
+        params=mark(slot, rid, sampling),
     )
     failure = PrefillFailed("prefill", f"is down ({router.prefill.states()})", maybe_sent=False)
     tried: set[str] = set()

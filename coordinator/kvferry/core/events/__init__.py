@@ -24,6 +24,7 @@ from kvferry.core.events.nodes import (
     OpenTransfer,
 )
 from kvferry.core.events.requests import RequestEnded, TurnEnded
+from kvferry.core.events.sends import SendBegan, SendEnded
 from kvferry.core.events.slots import SlotChanged
 from kvferry.core.events.transfers import PinEnded, Requested, TransferFailed, Transferred
 
@@ -51,6 +52,8 @@ __all__ = [
     "RequestEnded",
     "Requested",
     "Retained",
+    "SendBegan",
+    "SendEnded",
     "SlotChanged",
     "TransferFailed",
     "Transferred",
@@ -77,6 +80,8 @@ AnyEvent: TypeAlias = (
     | PolicySet
     | Checkpoint
     | SlotChanged
+    | SendBegan
+    | SendEnded
 )
 
 SCHEMAS: dict[str, tuple[int, type[Event]]] = {
@@ -99,6 +104,8 @@ SCHEMAS: dict[str, tuple[int, type[Event]]] = {
     "policy_set": (1, PolicySet),
     "checkpoint": (1, Checkpoint),
     "slot_changed": (1, SlotChanged),
+    "send_began": (1, SendBegan),
+    "send_ended": (1, SendEnded),
 }
 """Name to (version now written, type)."""
 

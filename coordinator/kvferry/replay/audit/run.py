@@ -16,6 +16,7 @@ from kvferry.replay.audit.leadership import Leadership
 from kvferry.replay.audit.leases import Leases
 from kvferry.replay.audit.predictions import Judgement, Predictions
 from kvferry.replay.audit.requests import Requests
+from kvferry.replay.audit.sends import Sends
 from kvferry.replay.audit.slots import Slots
 from kvferry.replay.audit.transfers import Transfers
 from kvferry.replay.fold import Progress, fold_to
@@ -130,7 +131,7 @@ async def audit(
     found = Findings(FINDINGS_MAX)
     predictions = Predictions()
     checks: list[Check] = [
-        *(Requests(), Transfers(whole), Leases(), Leadership(), Slots(whole)),
+        *(Requests(), Transfers(whole), Leases(), Leadership(), Slots(whole), Sends(whole)),
         predictions,
     ]
     reader = _Reader(checks, whole, found)
