@@ -2,7 +2,8 @@
 
 Arguments: a folder for what is told to the test, then the server's own arguments. With
 ``spy.json`` in that folder the engine is a :class:`~tests.tilert.spy.SpyEngine` made from it,
-otherwise the stub that the package ships. The ports go to ``ports.json`` once both are bound.
+otherwise the stub that the package ships. With ``keep.json`` the server is started by
+``kvferry tilert-node`` with these arguments. The ports go to ``ports.json`` once both are bound.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def main() -> None:
     if settings.exists():
         given = json.loads(settings.read_text())
         engine_iface.StubEngine = lambda: spy.SpyEngine(folder, **given)
+    keep = folder / "keep.json"
+    if keep.exists():
+        from kvferry_connectors.tilert.node.cli import run
+
+        sys.exit(run([*json.loads(keep.read_text()), "--", *sys.argv[1:]]))
     decode_server.main()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.tilert.playback import FOLDER
 
 START_S = 120.0
 STOP_S = 30.0
@@ -62,12 +63,15 @@ class NodeOptions:
         dtype: the MLA cache's: ``fp8_ds_mla`` or ``bfloat16``.
         spy: arguments of :class:`tests.tilert.spy.SpyEngine` beside its folder; ``None`` takes
             the stub engine that the package ships.
+        keep: arguments of ``kvferry tilert-node``: the server is started by it, and its engine is
+            a :class:`tests.tilert.playback.PlaybackEngine` of the node's folder.
     """
 
     model: str = "dsv32"
     dtype: str = "fp8_ds_mla"
     max_seq_len: int = 1024
     spy: dict[str, Any] | None = None
+    keep: tuple[str, ...] = ()
 
 
 class DecodeNode:
@@ -79,6 +83,8 @@ class DecodeNode:
         folder.mkdir(parents=True, exist_ok=True)
         if options.spy is not None:
             (folder / "spy.json").write_text(json.dumps(options.spy))
+        if options.keep:
+            (folder / "keep.json").write_text(json.dumps(options.keep))
         self.ctrl_port = self.http_port = 0
         self.start()
 
@@ -103,7 +109,7 @@ class DecodeNode:
                 stdin=subprocess.PIPE,  # Its end is the sign that we are gone.
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                env={**environment(), FOLDER: str(self.folder)},
                 cwd=_ROOT,
                 start_new_session=True,
             )

@@ -102,6 +102,13 @@ app.command("demo", rich_help_panel=RUN, context_settings=plugins.PASS_ON)(
         "Show two engines that pull each other's KV, on this machine.",
     )
 )
+app.command("tilert-node", rich_help_panel=RUN, context_settings=plugins.PASS_ON)(
+    plugins.passing(
+        "tilert-node",
+        "tilert",
+        "Run a TileRT decode server that keeps what it generates.",
+    )
+)
 app.command("status", rich_help_panel=LOOK)(status.command)
 app.command("top", rich_help_panel=LOOK)(top.command)
 app.command("events", rich_help_panel=LOOK)(events.command)

@@ -28,6 +28,10 @@ class RequestEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     """From its arrival to its end; 0 where it is not known."""
     session_over: bool = False
     """The client said that this was its session's last turn."""
+    kept_blocks: int = 0
+    """By a TileRT node: how many blocks of prompt and answer it keeps for the next turn."""
+    not_kept: str = ""
+    """By a TileRT node that keeps none: why, in one word."""
 
 
 class TurnEnded(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,159 @@
+"""The node's life in the ledger: it joins with the first prompt that says of which space it is."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from kvferry.core.events import Retained
+from kvferry.errors import BackendError, ConfigError
+from kvferry.node.agent.agent import NodeAgent
+from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.export.table import ExportTable
+from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.tilert.node.hashing import check_scheme
+from kvferry_connectors.tilert.node.member import Member
+from kvferry_connectors.tilert.node.received import form_of
+from kvferry_connectors.tilert.node.settings import NodeOptions
+from kvferry_connectors.tilert.node.tier import Draft
+from kvferry_connectors.tilert.origin import Origin, OriginRefused
+from kvferry_connectors.vllm.book import Book
+from kvferry_connectors.vllm.offers import Out
+from kvferry_connectors.vllm.space import space_id
+
+ON, PAUSED = "on", "paused"
+
+log = logging.getLogger("kvferry.tilert.node")
+
+
+class Membership:
+    """The node's life in the ledger, and its membership once there is one.
+
+    Attributes:
+        on_withdraw: called on the agent's thread with the reason when nothing may be kept any more.
+    """
+
+    def __init__(self, options: NodeOptions, key: bytes) -> None:
+        """
+        Raises:
+            ConfigError: the node's name or a credential cannot be used.
+        """
+        self._options = options
+        self._key = key
+        self._incarnation = secrets.token_hex(8)
+        self._book: Book | None = None
+        self.outbox = Outbox(translate=self._translate)
+        self._exports = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
+        self._mode = ON
+        self.on_withdraw: Callable[[str], object] = lambda reason: None
+        self.member: Member | None = None
+        given = {"nats_url": options.nats_url, "node": options.node, **options.nats_credentials}
+        try:
+            settings = msgspec.convert(given, NodeSettings)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--nats, --node or a credential: {error}") from error
+        self.agent = NodeAgent(
+            settings, self.outbox, on_mode=self._mode_set, inventory=self._inventory
+        )
+        self.agent.start()
+
+    # --- the keeper's thread ----------------------------------------------------------------
+
+    def join(self, origin: Origin) -> Member:
+        """The membership of the origin's space; the first time it is made.
+
+        Raises:
+            OriginRefused: it cannot be, or is another one.
+        """
+        if self.member is None:
+            self._check(origin)
+            self._join(origin)
+        member = self.member
+        assert member is not None
+        if member.space != origin.space:
+            raise OriginRefused(
+                "wrong_space", f"the prompt's is {origin.space}, this node's {member.space}"
+            )
+        if member.memory.pages != origin.pages or member.components != origin.components:
+            raise OriginRefused("layout", "the space's blocks were laid out otherwise before")
+        return member
+
+    def check_mode(self) -> None:
+        """
+        Raises:
+            OriginRefused: nothing is to be kept now.
+        """
+        if self._mode != ON:
+            raise OriginRefused("paused", f"the node's mode is {self._mode}")
+        if not self.outbox.admit():
+            raise OriginRefused("outbox_full", "")
+
+    def drop(self, draft: Draft) -> None:
+        """See :meth:`Tier.drop`."""
+        if self.member is not None:
+            self.member.tier.drop(draft)
+
+    def clear(self, reason: str) -> None:
+        """See :meth:`Tier.clear`."""
+        if self.member is not None:
+            self.member.tier.clear(reason)
+
+    def close(self) -> None:
+        """Leave the space: leases end with the process."""
+        if self.member is not None:
+            self.member.close()
+        self._exports.close()
+        self.agent.stop()
+
+    # --- the agent's thread -----------------------------------------------------------------
+
+    def _mode_set(self, mode: str) -> None:
+        self._mode = mode
+        self._exports.pause(mode != ON)
+        if mode == PAUSED:
+            self.on_withdraw("paused")
+
+    def _translate(self, item: object) -> Iterable[Out]:
+        assert self._book is not None
+        return self._book.translate(item)
+
+    def _inventory(self) -> list[Retained]:
+        return self._book.inventory() if self._book is not None else []
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _check(self, origin: Origin) -> None:
+        """Whether this node can be one of the origin's space, by name if not."""
+        wanted = self._options.space
+        if wanted and origin.space != wanted:
+            raise OriginRefused(
+                "wrong_space",
+                f"the prompt's is {origin.space}, this node is for {wanted} (--space)",
+            )
+        if space_id(origin.components) != origin.space:
+            raise OriginRefused("bad_origin", "its components are not those of its space")
+        form_of(origin)
+        check_scheme(origin)
+
+    def _join(self, origin: Origin) -> None:
+        try:
+            member = Member(
+                self._options, origin, self._key, self._incarnation, self._exports, self.outbox
+            )
+        except (ConfigError, BackendError, OSError) as error:
+            log.error("this node cannot join space %s: %s", origin.space, error)
+            raise OriginRefused("not_joined", str(error)) from error
+        self._book = Book(origin.block_tokens, delay=1)
+        self.agent.join(member.identity)
+        self.member = member
+        log.info(
+            "node %s keeps up to %d blocks of space %s, peers at %s, backends %s",
+            self._options.node,
+            member.identity.host_blocks,
+            member.space,
+            member.identity.address,
+            ", ".join(member.identity.backends),
+        )

@@ -1,0 +1,168 @@
+"""What the node keeps: chains in the slots of its host tier, leased until something gives way.
+
+The table and the order in which chains give way are those of vLLM's host tier
+(:mod:`kvferry.node.export.host`); so are the pins on them. All methods run on the keeper's thread,
+but :meth:`Tier.present`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+from kvferry.node.export.host import HostTable, Taken
+from kvferry.node.export.table import ExportTable
+from kvferry.node.outbox.outbox import Outbox
+from kvferry_connectors.tilert.origin import OriginRefused
+from kvferry_connectors.vllm.items import HostEvicted, HostOffered
+
+FIRST = 1
+"""Number of the first slot; the node has no engine blocks, and no slot may be number 0."""
+SESSIONS_MAX = 4096
+"""Sessions whose last chain is remembered; of others a chain ends under pressure only."""
+
+
+class Draft:
+    """A chain that is being written.
+
+    Attributes:
+        have: blocks from the first on that were there already.
+        slots: of those behind them, in order.
+    """
+
+    __slots__ = ("hashes", "have", "run", "slots")
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.hashes: list[bytes] = []
+        self.have = 0
+        self.slots: list[int] = []
+
+
+class Tier:
+    """Chains from their first block on."""
+
+    def __init__(
+        self,
+        exports: ExportTable,
+        outbox: Outbox,
+        incarnation: str,
+        slots: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = HostTable(slots)
+        self._exports = exports
+        self._outbox = outbox
+        self._incarnation = incarnation
+        self._clock = clock
+        self._counter = itertools.count(1)
+        self._runs: dict[tuple[str, bytes], str] = {}
+        """The last run of each session; of which tenant's, its first block's hash tells."""
+
+    def present(self, block: int) -> bytes | None:
+        """The chain hash of a block by the node's number of it. Any thread."""
+        return self._table.present(block - FIRST)
+
+    def __len__(self) -> int:
+        """Blocks kept."""
+        return len(self._table)
+
+    def begin(self, hashes: Sequence[bytes], session: str) -> Draft:
+        """Take slots for a prompt's full blocks.
+
+        Raises:
+            OriginRefused: ``no_room``.
+        """
+        now_s = self._clock()
+        for tail, _ in self._exports.take_reads():
+            self._table.use(tail, now_s)
+        draft = Draft(f"{self._incarnation}.{next(self._counter)}")
+        self._table.begin(draft.run, session, now_s)
+        self._add(draft, hashes)
+        return draft
+
+    def extend(self, draft: Draft, hashes: Sequence[bytes]) -> list[int]:
+        """Take slots for what was generated; those of the new blocks, in order.
+
+        Raises:
+            OriginRefused: ``no_room``.
+        """
+        before = len(draft.slots)
+        self._add(draft, hashes)
+        return draft.slots[before:]
+
+    def commit(self, draft: Draft, request: str, session: str) -> None:
+        """Everything is written: offer it."""
+        fresh = draft.hashes[draft.have :]
+        self._table.fill(draft.slots, fresh)
+        self._table.grow(draft.run, fresh)
+        self._exports.offer_host(fresh, [FIRST + slot for slot in draft.slots])
+        run, _ = self._table.settle(draft.run)
+        assert run is not None
+        if session:
+            self._runs.pop(self._scope(draft, session), None)
+            self._runs[self._scope(draft, session)] = draft.run
+            if len(self._runs) > SESSIONS_MAX:
+                del self._runs[next(iter(self._runs))]
+        self._outbox.hand_over(HostOffered(draft.run, list(draft.hashes), request, session))
+
+    def drop(self, draft: Draft) -> None:
+        """Nothing of it is kept, but what other chains have."""
+        self._table.give_back(draft.slots)
+        draft.slots = []
+        self._gone(self._table.end(draft.run), "cleared")
+
+    def end_session(self, session: str, first: bytes) -> None:
+        """No turn follows: what was kept for it goes, unless somebody reads it now."""
+        run = self._runs.pop((session, first), "")
+        if self._pinned().isdisjoint(self._table.slots_of(run)):
+            self._gone(self._table.end(run), "session_end")
+
+    def clear(self, reason: str) -> None:
+        """Everything goes."""
+        self._runs.clear()
+        self._gone(self._table.clear(), reason)
+
+    # --- inner ------------------------------------------------------------------------------
+
+    def _add(self, draft: Draft, hashes: Sequence[bytes]) -> None:
+        if len(draft.hashes) + len(hashes) > self._table.slots:
+            self.drop(draft)
+            raise OriginRefused(
+                "no_room",
+                f"the chain has {len(draft.hashes) + len(hashes)} blocks, the host tier "
+                f"{self._table.slots}; raise --host-tier-bytes",
+            )
+        there = 0
+        if draft.have == len(draft.hashes):  # Behind a block that is missing none is held.
+            there = self._table.reach(hashes, 0, len(hashes))
+            self._table.grow(draft.run, hashes[:there])
+            draft.have += there
+        missing = len(hashes) - there
+        taken = self._table.take(missing, self._clock(), self._pinned, sparing=draft.run)
+        self._gone(taken, "pressure")
+        draft.hashes += hashes
+        draft.slots += taken.slots
+        if len(taken.slots) < missing:
+            self.drop(draft)
+            raise OriginRefused(
+                "no_room",
+                f"{missing} more blocks are needed and {len(taken.slots)} can be had: the others "
+                "are being read",
+            )
+
+    def _gone(self, taken: Taken, reason: str) -> None:
+        """Tell peers and the ledger of what is not there any more."""
+        for slot in taken.freed:
+            self._exports.reused(FIRST + slot)
+        if taken.lost:
+            self._outbox.hand_over(HostEvicted(taken.lost, reason))
+
+    def _pinned(self) -> AbstractSet[int]:
+        return {block - FIRST for block in self._exports.pinned_blocks()}
+
+    def _scope(self, draft: Draft, session: str) -> tuple[str, bytes]:
+        return session, draft.hashes[0]
