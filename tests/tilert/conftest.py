@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from tests.e2e.plane import Plane
-from tests.tilert.nodes import DecodeNode, NodeOptions, missing
+from tests.tilert.nodes import DecodeNode, NodeOptions
 from tests.tilert.original import OriginalSender
 from tests.tilert.parts import WORDS, Parts
 from tests.tilert.prefill import Prefill
 from tests.tilert.rig import BLOCKS, make_tokenizer
 from tests.unit.tilert.caches import EngineCache
 
+from kvferry_connectors.demo.tilert.package import missing
 from kvferry_connectors.tilert.profiles import FP8_DS_MLA, find
 
 StartNode = Callable[..., DecodeNode]

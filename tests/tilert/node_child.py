@@ -9,38 +9,21 @@ otherwise the stub that the package ships. With ``keep.json`` the server is star
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 from pathlib import Path
 
-from tests.tilert import shim, spy, tiny
+from tests.tilert import spy
 
-
-def end_with_the_test() -> None:
-    """Nobody stops this process if the test's is killed; but then standard input ends."""
-    sys.stdin.read()
-    os._exit(1)
+from kvferry_connectors.demo.tilert.serving import end_with_the_parent, prepare
 
 
 def main() -> None:
-    threading.Thread(target=end_with_the_test, daemon=True).start()
+    end_with_the_parent()
     folder = Path(sys.argv[1])
     sys.argv = ["decode_server", *sys.argv[2:]]
-    from tilert.pd_vllm import decode_server, engine_iface, receive_server
+    prepare(folder)
+    from tilert.pd_vllm import decode_server, engine_iface
 
-    shim.without_accelerator()
-    tiny.register()
-    ports: list[int] = []
-
-    def bound(port: int) -> None:
-        ports.append(port)
-        if len(ports) == 2:
-            told = folder / "ports.json"
-            told.with_suffix(".part").write_text(json.dumps(ports))
-            os.replace(told.with_suffix(".part"), told)
-
-    shim.on_loopback(receive_server, decode_server, bound=bound)
     settings = folder / "spy.json"
     if settings.exists():
         given = json.loads(settings.read_text())

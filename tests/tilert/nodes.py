@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 from tests.tilert.playback import FOLDER
+
+from kvferry_connectors.demo.tilert import package
+from kvferry_connectors.demo.tilert.serving import PORTS
 
 START_S = 120.0
 STOP_S = 30.0
@@ -24,34 +26,10 @@ _POLL_S = 0.02
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def package() -> Path | None:
-    """The folder with the unpacked package, or ``None``; see the Makefile's step ``.tilert``."""
-    folder = Path(os.environ.get("KVFERRY_TILERT") or Path(sys.prefix) / "tilert")
-    return folder if (folder / "tilert" / "pd_vllm").is_dir() else None
-
-
-def missing() -> str:
-    """Why nodes cannot be started here; empty if they can."""
-    folder = package()
-    if folder is None:
-        return "the tilert wheel is not unpacked: run make setup-engine, or set KVFERRY_TILERT"
-    absent = [name for name in ("scipy", "nixl") if not (folder / name).is_dir()]
-    absent += [name for name in ("torch", "fastapi", "nixl_cu12") if find_spec(name) is None]
-    return f"the decode server needs {', '.join(absent)}: run make setup-engine" if absent else ""
-
-
 def environment() -> dict[str, str]:
-    """Of a process that uses the package, on loopback."""
-    where = package()
-    assert where is not None, missing()
-    return {
-        **os.environ,
-        "PYTHONPATH": f"{where}{os.pathsep}{_ROOT}",
-        "TILERT_PD_PROBE_ADDR": "127.0.0.1",
-        "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp,self",
-        "OMP_NUM_THREADS": "1",
-    }
+    """Of a process of the tests that uses the package, on loopback."""
+    ours = package.environment()
+    return {**os.environ, **ours, "PYTHONPATH": f"{ours['PYTHONPATH']}{os.pathsep}{_ROOT}"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +72,7 @@ class DecodeNode:
 
     def start(self) -> None:
         """Start the process, after a stop on the same ports as before; see :meth:`wait_ready`."""
-        (self.folder / "ports.json").unlink(missing_ok=True)
+        (self.folder / PORTS).unlink(missing_ok=True)
         options = self.options
         argv = [
             *(sys.executable, "-m", "tests.tilert.node_child", str(self.folder)),
@@ -117,7 +95,7 @@ class DecodeNode:
     def wait_ready(self) -> DecodeNode:
         """Wait until ``/health`` answers."""
         deadline = time.monotonic() + START_S
-        told = self.folder / "ports.json"
+        told = self.folder / PORTS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the decode server ended:\n{self.tail()}")

@@ -11,7 +11,8 @@ import struct
 
 import httpx
 from tests.tilert.conftest import StartNode
-from tests.tilert.nodes import package
+
+from kvferry_connectors.demo.tilert.package import package
 
 VERSION = "0.1.6.post3"
 

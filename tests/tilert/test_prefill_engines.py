@@ -19,13 +19,14 @@ from tests.e2e.conftest import KEY, prompt
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane, Recorded, of
 from tests.tilert.conftest import StartNode
-from tests.tilert.models import dense_model, mla_model
+from tests.tilert.models import dense_model
 from tests.tilert.nodes import DecodeNode
 from tests.tilert.prefill import LOOPBACK, decode
-from tests.tilert.tiny import PROFILE
 
 from kvferry.core.events import SendBegan, SendEnded
 from kvferry.ids import ROUTER_SPACE
+from kvferry_connectors.demo.tilert.model import mla_model
+from kvferry_connectors.demo.tilert.profile import PROFILE
 
 pytestmark = pytest.mark.engine
 
