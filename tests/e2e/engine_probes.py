@@ -198,6 +198,27 @@ class Probes:
         table.withdraw(list(table._offers._block_of)[:count])
         return count
 
+    def probe_drop_lease(self, lease: str) -> int:
+        """Give the blocks of a lease back behind the book's back; how many these were."""
+        leasing = self.side._exports.leasing
+        name, held = leasing._leases.pop(lease.rpartition("L")[0])
+        assert name == lease
+        leasing._pool.free_blocks(reversed(held))
+        return len(held)
+
+    def probe_hold_unsaid(self, lease: str, count: int) -> None:
+        """Take references to so many blocks as a lease does, and record nothing of it."""
+        leasing = self.side._exports.leasing
+        held = leasing._pool.get_new_blocks(count)
+        leasing._leases[lease.rpartition("L")[0]] = lease, held
+
+    def probe_lose_host(self, offer: str, place: int) -> int:
+        """Take a run's block of this place, and what comes after it, out of the host tier behind
+        the book's back; how many blocks are left of the run."""
+        table = self.side._hosting.tier.table
+        table.discard([table._runs[offer].hashes[place]])
+        return place
+
     def probe_leases(self) -> int:
         return len(self.side._exports.leasing)
 

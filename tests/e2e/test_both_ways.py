@@ -192,10 +192,20 @@ def test_engines_hold_what_the_ledger_says(fleet: Fleet, plane: Plane) -> None:
 
 
 def test_control_what_is_forged_or_lent_no_longer_is_found(fleet: Fleet, plane: Plane) -> None:
-    """The last test of the module: it spoils the ledger in the name of d0 and of d1."""
+    """The last test of the module: it spoils the ledger in the name of d0 and of d1, and has p0's
+    engine hold less and more than p0 has recorded."""
+    asked = {"session": "kept", "turn": 1, "retain_ms": 60_000}
+    fleet.p0.run("kept", prompt(7_777, 200), tokens=2, kvferry=asked)
+    kept = {"tier": "hbm", "session": "kept"}
+    (lease, *_) = of(
+        plane.wait_for(lambda seen: of(seen, Retained, **kept), "a lease"), Retained, **kept
+    )
+    engines_hold_what_the_ledger_says(plane, {"p0", "d0", "d1"})
     fleet.p0.ask("lend_no_more", 1)
+    assert fleet.p0.ask("drop_lease", lease.offer) == lease.count
+    fleet.p0.ask("hold_unsaid", "unsaid.1L1", 3)
     seen = plane.events()
-    offer = of(seen, Retained)[-1]
+    offer = of(seen, Retained, tier="cache")[-1]
     last_of = {one.node: one for one in seen if one.lane == FACTS}
     gone = next(o for o in plane.space().offers.values() if o.node == "d1")
     lies: dict[str, AnyEvent] = {
@@ -231,6 +241,8 @@ def test_control_what_is_forged_or_lent_no_longer_is_found(fleet: Fleet, plane: 
     assert "somebody else wrote in its name" in found["d1"]
     (short,) = [story for story in found.values() if "would lend" in story]
     assert short.startswith("p0 has recorded more of ")
+    assert f"of {lease.offer} (tier hbm), of which its engine holds 0" in found[lease.offer]
+    assert "the engine of p0 holds 3 blocks by the lease unsaid.1L1" in found["unsaid.1L1"]
     assert told["live"]["agreed"] == []
     shown = plane.cli("audit", "--live")
     assert "0 of 3 nodes hold what the ledger says" in shown.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -197,3 +198,23 @@ def test_the_books_balance(fleet: Fleet, careless: EngineProcess, plane: Plane) 
     standing = {o.offer for o in plane.space().offers.values() if o.tier == "host"}
     assert standing == told - ended
     assert standing
+
+
+def test_what_the_host_tier_lost_behind_the_ledger_is_found(fleet: Fleet, plane: Plane) -> None:
+    """The last test of the module: the tier no longer has what was recorded; before it had."""
+    run = max(
+        (
+            one
+            for one in plane.space().offers.values()
+            if (one.node, one.tier) == ("hosted", "host")
+        ),
+        key=lambda one: one.count,
+    )
+    left = fleet.hosted.ask("lose_host", run.offer, run.count - 1)
+    done = plane.cli("audit", "--live", "--json")
+    assert done.returncode == 1, done.stderr
+    found = {one["about"]: one["story"] for one in json.loads(done.stdout)["violations"]}
+    assert found[run.offer] == (
+        f"hosted has recorded {run.count} blocks of {run.offer} (tier host), of which its host "
+        f"tier has {left}"
+    )

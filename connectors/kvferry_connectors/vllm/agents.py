@@ -9,11 +9,10 @@ import msgspec
 from kvferry.errors import ConfigError
 from kvferry.node.agent.agent import NodeAgent
 from kvferry.node.agent.settings import NodeSettings
-from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.options import Options
-from kvferry_connectors.vllm.truth import LendingTruth
+from kvferry_connectors.vllm.truth import EngineTruth
 
 
 def node_agent(
@@ -22,9 +21,9 @@ def node_agent(
     outbox: Outbox,
     on_mode: Callable[[str], None],
     book: Book,
-    table: ExportTable,
+    truth: EngineTruth,
 ) -> NodeAgent:
-    """An agent that is not started yet; it asks ``book`` and ``table`` on its own thread.
+    """An agent that is not started yet; it asks ``book`` and ``truth`` on its own thread.
 
     Raises:
         ConfigError: the node's name or a credential cannot be used.
@@ -39,5 +38,4 @@ def node_agent(
         settings = msgspec.convert(wanted, NodeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
-    truth = LendingTruth(book, table)
     return NodeAgent(settings, outbox, on_mode=on_mode, inventory=book.inventory, truth=truth)

@@ -104,6 +104,15 @@ class Book:
         """Chain hashes of an offer from the engine's cache; None if it has another rev by now."""
         return self._offers.chain(offer, rev)
 
+    def hosted_chain(self, offer: str, rev: int) -> Sequence[bytes] | None:
+        """The same of a run in the host tier."""
+        return self._host.chain(offer, rev)
+
+    @property
+    def stride(self) -> int:
+        """Events have the hash of every so many-th block."""
+        return self._stride
+
     def _step(self, step: Step) -> Iterator[Out]:
         self._steps.append(step)
         for request in step.preempted or ():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvferry.core.leases import HOST
+from kvferry.core.messages import HeldLease
 from kvferry.core.retention import END, LEASE, RENEW, TO_HOST, Action, Retention
 from kvferry.core.retention_turnover import Turnover
 from kvferry.core.retention_value import Chain, Memory, Rules
@@ -32,6 +33,9 @@ SWEEP_SHARE = 1 / 16
 
 ROOM_BLOCKS = 32
 """Freed at once where a running request found no block: it and its like soon need more."""
+
+LEASE_MARK = "L"
+"""Between a chain's key and the number of its lease; together they are the ledger's name for it."""
 
 Intact = Callable[[Sequence[int], Sequence[bytes]], bool]
 """Whether each of these blocks still holds what it was offered as."""
@@ -90,7 +94,7 @@ class Leasing:
         self._budget = options.lease_blocks(total)
         self._watermark = options.watermark_blocks(total)
         self._turnover = Turnover()
-        self._leases: dict[str, tuple[str, list[Any]]] = {}
+        self._leases: dict[str, tuple[str, Sequence[Any]]] = {}
         """Chain to the ledger's name of its lease and the blocks that we hold."""
         self._counter = itertools.count(1)
         self._sweep_at_s = self._sweep_at_total = 0.0
@@ -98,6 +102,17 @@ class Leasing:
     def __len__(self) -> int:
         """How many leases stand."""
         return len(self._leases)
+
+    def standing(self) -> list[HeldLease]:
+        """Each lease that stands. Any thread."""
+        return [
+            HeldLease(lease=name, blocks=len(held)) for name, held in list(self._leases.values())
+        ]
+
+    def blocks_of(self, lease: str) -> Sequence[Any]:
+        """The pool's blocks that a lease holds; none if it does not stand. Any thread."""
+        name, held = self._leases.get(lease.rpartition(LEASE_MARK)[0], ("", ()))
+        return held if name == lease else ()
 
     def offered(
         self,
@@ -247,7 +262,7 @@ class Leasing:
         if not self._intact(chain.blocks, chain.hashes):
             self.retention.lost(chain.key, self._memory())
             return
-        lease = f"{chain.key}L{next(self._counter)}"
+        lease = f"{chain.key}{LEASE_MARK}{next(self._counter)}"
         held = [self._pool.blocks[i] for i in chain.blocks]
         self._pool.touch(held)
         self._leases[chain.key] = lease, held

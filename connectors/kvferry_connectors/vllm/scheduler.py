@@ -30,6 +30,7 @@ from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
 from kvferry_connectors.vllm.tenants import Tenants
 from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
+from kvferry_connectors.vllm.truth import EngineTruth
 
 log = logging.getLogger("kvferry.vllm")
 
@@ -51,7 +52,8 @@ class SchedulerSide:
         self.outbox = Outbox(translate=self._book.translate)
         name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
         self._table = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
-        self.agent = node_agent(options, name, self.outbox, self._on_mode, self._book, self._table)
+        truth = EngineTruth(self._book, self._table, lambda: self._exports)
+        self.agent = node_agent(options, name, self.outbox, self._on_mode, self._book, truth)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvferry-peer")
         looker = Looker(
             options,
@@ -62,11 +64,7 @@ class SchedulerSide:
             ranks=self._ranks,
         )
         self._pulls = Pulls(
-            options,
-            self.outbox,
-            looker,
-            block_size=self._block_size,
-            incarnation=self._incarnation,
+            options, self.outbox, looker, block_size=self._block_size, incarnation=self._incarnation
         )
         self._hosting = Hosting(options, self.outbox, self._table, self._pulls, looker)
         key = load_key(options.key or None)

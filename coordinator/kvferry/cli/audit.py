@@ -63,9 +63,10 @@ def command(
     it says how far off predictions were and what decisions cost that hindsight calls wrong, which
     breaks nothing. Needs no coordinator.
 
-    With --live each node is asked for its offers, leases, transfers and pins, and its engine how
-    many of the offered blocks its pool would lend; what the ledger says otherwise is a violation.
-    A node that does not answer is named, and breaks nothing by itself.
+    With --live each node is asked for its offers, leases, transfers and pins; and its engine, block
+    by block, whether its cache still has each offered block under its hash, whether it holds what
+    is leased, and what is in its host tier. What the ledger says otherwise is a violation. A node
+    that does not answer is named, and breaks nothing by itself.
 
     Examples:
 

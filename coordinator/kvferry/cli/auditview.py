@@ -59,8 +59,8 @@ def _lives(lives: LiveReport) -> None:
     render.heading("living nodes")
     render.line(
         f"{len(lives.agreed):,} of {lives.asked:,} nodes hold what the ledger says at "
-        f"{lives.position}: {lives.offers:,} offers and leases, {lives.lent_blocks:,} blocks in "
-        "their engines' pools"
+        f"{lives.position}: {lives.offers:,} offers and leases, of which the engines have "
+        f"{lives.lent_blocks:,} blocks in their memory"
     )
     for name in lives.silent:
         render.line(

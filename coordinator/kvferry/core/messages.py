@@ -98,8 +98,16 @@ class HeldOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tail: bytes = b""
     """Short hash of its last block; empty where an eviction shortened it."""
     lent: int = -1
-    """How many of its blocks the engine would grant now, each compared with what its pool holds;
-    -1 where that cannot be told: a lease, the host tier, or a change that is on its way."""
+    """How many of its blocks are really there: those that the engine would grant now, those that a
+    lease holds, each compared with what the engine's pool has, or those in the host tier's slots.
+    -1 where that cannot be told, as while a change is on its way."""
+
+
+class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that the engine itself holds, whatever was recorded."""
+
+    lease: str
+    blocks: int
 
 
 class HeldPin(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +140,8 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of transfers to this node that are open."""
     pins: tuple[HeldPin, ...] = ()
     """Pins that stand here, on the first page, as far as the node can tell."""
+    leases: tuple[HeldLease, ...] = ()
+    """Leases that its engine holds, on the first page, as far as the node can tell."""
 
 
 def held_key(kind: str, name: str) -> str:

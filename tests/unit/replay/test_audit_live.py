@@ -1,7 +1,7 @@
 """The ledger's view against a living node's own word, with the real agent on a ledger in memory.
 
 The engine's word (what its pool would lend, which pins stand) is the test's own here; with real
-engines it is asked in ``tests/e2e/test_audit_live.py``.
+engines it is asked in ``tests/e2e/test_both_ways.py`` and ``test_host_tier.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvferry.core.events import (
     Retained,
     Transferred,
 )
-from kvferry.core.messages import HeldPin
+from kvferry.core.messages import HeldLease, HeldPin
 from kvferry.ledger.codec import encode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import coord_subject, facts_subject
@@ -53,10 +53,14 @@ class Pool:
         self.lends: dict[str, list[int]] = {}
         """By offer: one answer after the other, the last one for ever."""
         self.standing: list[HeldPin] = []
+        self.leased: list[HeldLease] = []
 
-    def lent(self, offer: str, rev: int) -> int:
-        answers = self.lends.get(offer, [-1])
+    def held(self, event: Retained) -> int:
+        answers = self.lends.get(event.offer, [-1])
         return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    def leases(self) -> Sequence[HeldLease]:
+        return self.leased
 
     def pins(self) -> Sequence[HeldPin]:
         return self.standing
@@ -159,19 +163,6 @@ async def test_a_pin_that_should_have_ended_is_found() -> None:
         ((about, story),) = stories(await asked(made))
     assert about == "t9"
     assert "ended as abort at p0, but 4 blocks are still pinned there for d0" in story
-
-
-async def test_what_the_pool_lends_no_longer_is_found_if_it_stays_so() -> None:
-    pool = Pool()
-    pool.lends = {"o1": [2, 4], "o2": [3]}
-    async with node(offer("o1", 4), pool=pool) as made:
-        # A reuse that is not recorded yet: the next answer is as it should be.
-        assert (await asked(made)).agreed == ("p0",)
-        made.outbox.facts(offer("o2", 4))
-        await made.all_stored()
-        ((about, story),) = stories(await asked(made))
-    assert about == "o2"
-    assert "its pool grants 3 blocks" in story
 
 
 async def test_another_process_of_the_name_is_found() -> None:

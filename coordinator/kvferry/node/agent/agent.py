@@ -36,7 +36,7 @@ class NodeAgent:
         outbox: what engine threads leave for it; the agent empties it.
         inventory: the engine's own list of what it offers, asked for on the agent's thread and
             only where the outbox overflowed so far that the agent lost sight of it.
-        truth: what the engine really lends and which pins stand, for who audits; asked for on the
+        truth: what the engine really has and which pins stand, for who audits; asked for on the
             agent's thread.
         on_mode: called on the agent's thread with each new mode.
         connect: one attempt to connect; JetStream at ``settings.nats_url`` by default.

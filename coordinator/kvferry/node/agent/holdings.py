@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvferry.core.events import Retained
-from kvferry.core.leases import CACHE
-from kvferry.core.messages import HeldOffer, HeldPin, Holdings, held_key
+from kvferry.core.messages import HeldLease, HeldOffer, HeldPin, Holdings, held_key
 from kvferry.ids import SHORT_BYTES
 from kvferry.node.agent.lanes_facts import Standing
 from kvferry.node.agent.mirror import Mirror
 
 logger = logging.getLogger("kvferry.node")
+
+T = TypeVar("T")
 
 PAGE_ITEMS_MAX = 256
 PAGE_BLOCKS_MAX = 16_384
@@ -22,10 +23,14 @@ UNKNOWN = -1
 
 
 class Truth(Protocol):
-    """What the engine really lends, whatever was recorded. Asked on the agent's thread."""
+    """What the engine really has, whatever was recorded. Asked on the agent's thread."""
 
-    def lent(self, offer: str, rev: int) -> int:
-        """How many blocks of this offer a pin would be granted now; -1 where it has changed."""
+    def held(self, event: Retained) -> int:
+        """How many blocks of this offer or lease are really there; -1 where that cannot be told."""
+        ...
+
+    def leases(self) -> Sequence[HeldLease]:
+        """Each lease that the engine holds."""
         ...
 
     def pins(self) -> Sequence[HeldPin]:
@@ -66,7 +71,8 @@ class HoldingsDesk:
             upto=upto,
             offers=tuple(self._offer(one) for one in offers),
             transfers=tuple(transfers),
-            pins=() if after else self._pins(),
+            pins=() if after else self._all("pins", lambda truth: truth.pins()),
+            leases=() if after else self._all("leases", lambda truth: truth.leases()),
         )
 
     def _offer(self, event: Retained) -> HeldOffer:
@@ -76,26 +82,26 @@ class HoldingsDesk:
             tier=event.tier,
             count=event.count,
             tail=event.tail[:SHORT_BYTES],
-            lent=self._lent(event) if event.tier == CACHE else UNKNOWN,
+            lent=self._really_held(event),
         )
 
-    def _lent(self, event: Retained) -> int:
+    def _really_held(self, event: Retained) -> int:
         if self._truth is None:
             return UNKNOWN
         try:
-            return self._truth.lent(event.offer, event.rev)
+            return self._truth.held(event)
         except Exception:
             # The callback is the connector's; its failure costs a comparison, not the record.
-            logger.exception("what node %s lends of %s could not be told", self._node, event.offer)
+            logger.exception("what node %s has of %s could not be told", self._node, event.offer)
             return UNKNOWN
 
-    def _pins(self) -> tuple[HeldPin, ...]:
+    def _all(self, what: str, of: Callable[[Truth], Sequence[T]]) -> tuple[T, ...]:
         if self._truth is None:
             return ()
         try:
-            return tuple(self._truth.pins())
+            return tuple(of(self._truth))
         except Exception:
-            logger.exception("the pins that stand at node %s could not be told", self._node)
+            logger.exception("the %s that stand at node %s could not be told", what, self._node)
             return ()
 
 

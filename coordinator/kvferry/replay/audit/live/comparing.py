@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvferry.core.leases import CACHE, HOST
 from kvferry.core.messages import HeldOffer, Holdings, held_key
 from kvferry.core.state import OPEN, OfferState, SpaceState
 from kvferry.ids import SHORT_BYTES
@@ -19,30 +20,41 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     story: str
 
 
-class Doubt(msgspec.Struct, frozen=True):
-    """An offer of which the engine would lend less than its node has recorded.
-
-    The engine's memory changes before its record does, so this is a difference only if it stays.
-    """
-
-    node: str
-    offer: str
-    rev: int
-    lent: int
-
-
 def differences(space: SpaceState, page: Holdings) -> list[Difference]:
     """Of the page's part of what its node holds. The fold stands where the page does."""
     return [*_offers(space, page), *_transfers(space, page), *_pins(space, page)]
 
 
-def doubts(page: Holdings) -> list[Doubt]:
-    """Offers of the page that are lent only in part."""
-    return [
-        Doubt(page.node, one.offer, one.rev, one.lent)
-        for one in page.offers
-        if 0 <= one.lent < one.count
-    ]
+def doubts(space: SpaceState, page: Holdings) -> set[Difference]:
+    """Where an engine's own memory is not what its node has recorded, or the ledger has.
+
+    The memory changes before the record does, so these are differences only if they stay.
+    """
+    short = {_short(page.node, one) for one in page.offers if 0 <= one.lent < one.count}
+    return short | {
+        Difference(
+            about=one.lease,
+            story=f"the engine of {page.node} holds {one.blocks} blocks by the lease {one.lease}, "
+            "of which the ledger knows nothing",
+        )
+        for one in page.leases
+        if one.lease not in space.offers
+    }
+
+
+def _short(node: str, one: HeldOffer) -> Difference:
+    if one.tier == CACHE:
+        story = (
+            f"{node} has recorded more of {one.offer} (rev {one.rev}) than its engine would lend: "
+            f"its pool grants {one.lent} blocks"
+        )
+    else:
+        where = "host tier has" if one.tier == HOST else "engine holds"
+        story = (
+            f"{node} has recorded {one.count} blocks of {one.offer} (tier {one.tier}), of which "
+            f"its {where} {one.lent}"
+        )
+    return Difference(about=one.offer, story=story)
 
 
 def _offers(space: SpaceState, page: Holdings) -> Iterator[Difference]:

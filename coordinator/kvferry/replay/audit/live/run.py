@@ -12,7 +12,7 @@ from kvferry.core.state import FENCED, JOINED, LEFT, State
 from kvferry.ports.log import FACTS_STREAM, BusPort, LogPort
 from kvferry.replay.audit.finding import Finding
 from kvferry.replay.audit.live.asking import ask
-from kvferry.replay.audit.live.comparing import Difference, Doubt, doubts
+from kvferry.replay.audit.live.comparing import Difference, doubts
 from kvferry.replay.audit.live.round import Name, Round
 from kvferry.replay.fold import Progress, fold_to
 from kvferry.replay.reading import between, closing
@@ -46,7 +46,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     offers: int
     """Offers and leases that were compared."""
     lent_blocks: int
-    """Of these, blocks that the engines' own pools were asked about."""
+    """Blocks of these that engines said, of their own memory, that they are there."""
     findings: tuple[Finding, ...]
 
 
@@ -62,7 +62,7 @@ class LiveAudit:
         self._silent: list[str] = []
         self._heard: set[Name] = set()
         self._why: dict[Name, str] = {}
-        self._doubts: dict[Name, set[Doubt]] = {}
+        self._doubts: dict[Name, set[Difference]] = {}
         self._offers = 0
         self._lent = 0
 
@@ -181,32 +181,21 @@ class LiveAudit:
         ]
 
     def _lends(self, name: Name, pages: list[Holdings], *, last: bool) -> bool:
-        """Whether the engine lends what its node has recorded; what stays doubtful differs."""
+        """Whether the engine has what its node has recorded; what stays doubtful differs."""
         self._why.pop(name, None)
-        now = {doubt for page in pages for doubt in doubts(page)}
+        space = self._state.space(name[0])
+        now = {doubt for page in pages for doubt in doubts(space, page)}
         stays = now & self._doubts.get(name, set())
         if stays:
-            self._differ(name, [_lent_less(doubt) for doubt in sorted(stays, key=_offer)])
+            self._differ(name, sorted(stays, key=lambda one: one.about))
             return True
         if now and not last:
             self._doubts[name] = now
             return False
         if now:
-            self._why[name] = "what it lends changed with every answer"
+            self._why[name] = "what its engine holds changed with every answer"
             return True
         self._agreed.append(name[1])
         self._offers += sum(len(page.offers) for page in pages)
         self._lent += sum(max(0, one.lent) for page in pages for one in page.offers)
         return True
-
-
-def _offer(doubt: Doubt) -> str:
-    return doubt.offer
-
-
-def _lent_less(doubt: Doubt) -> Difference:
-    return Difference(
-        about=doubt.offer,
-        story=f"{doubt.node} has recorded more of {doubt.offer} than its engine would lend: its "
-        f"pool grants {doubt.lent} blocks",
-    )
