@@ -26,7 +26,8 @@ from kvferry.ports.backend import Verify
 from kvferry_backends.registry import create
 from kvferry_connectors.tilert.fitting import fit
 from kvferry_connectors.tilert.metadata import SendOrder
-from kvferry_connectors.tilert.origins import Origins, SpaceFacts, pages_of
+from kvferry_connectors.tilert.origins import Origins, pages_of
+from kvferry_connectors.vllm.neighbours import SpaceFacts
 from kvferry_connectors.vllm.space import space_id
 
 KEY = "hex:" + "5b" * 32
@@ -112,7 +113,7 @@ class Turn:
         """Write its KV to the node, with its origin."""
         cache = self.prefill.cache
         fitted = fit(cache.profile, cache.config)
-        origins = Origins(fitted, pages_of(fitted, cache.config))
+        origins = Origins(fitted, pages_of(fitted, cache.config), lambda: self.facts)
         order = SendOrder(
             request=f"engine-{self.rid}",
             rid=self.rid,
@@ -121,7 +122,7 @@ class Turn:
             tokens=len(self.prompt),
             last_prompt_token=self.prompt[-1],
             block_ids=(tuple(self.blocks),),
-            sampling=origins.sampling({"temperature": 0.0}, self.request(), self.rid, self.facts),
+            sampling=origins.sampling({"temperature": 0.0}, self.request(), self.rid),
         )
         self.prefill.sender.begin([order])
         self.prefill.compute()

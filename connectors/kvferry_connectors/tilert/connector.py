@@ -20,6 +20,7 @@ from kvferry.errors import ConfigError
 from kvferry_connectors.tilert.fitting import judge
 from kvferry_connectors.tilert.metadata import TileRTMetadata
 from kvferry_connectors.tilert.options import parse
+from kvferry_connectors.tilert.origins import open_origins
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.enginelog import use_engine_log
 
@@ -46,6 +47,8 @@ class KVFerryTileRTConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         self._config = vllm_config
         ranks = int(parallel.tensor_parallel_size)
         fitted = judge(profile, parallel, kv_cache_config)
+        self._fitted = fitted
+        self._cache_config = kv_cache_config
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -114,6 +117,7 @@ class KVFerryTileRTConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
             self._scheduler.bind(kv_cache_manager)
             # Every connector of this engine exists by now.
             self._scheduler.recording = open_recording(self._options, self._config)
+            self._scheduler.origins = open_origins(self._fitted, self._cache_config, self._config)
 
     def on_new_request(self, request: Any) -> None:
         """Claim it if it is marked."""

@@ -7,11 +7,10 @@ is nobody to pull what a decode node would keep.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
+from kvferry_connectors.tilert.errors import SendRefused
 from kvferry_connectors.tilert.fitting import Fit
 from kvferry_connectors.tilert.origin import (
     INDEX,
@@ -23,25 +22,11 @@ from kvferry_connectors.tilert.origin import (
     signed,
     unsaid,
 )
+from kvferry_connectors.vllm import neighbours
+from kvferry_connectors.vllm.neighbours import SpaceFacts
 from kvferry_connectors.vllm.tracked import read_params
 
 _MLA = "MLAAttentionSpec"
-
-
-class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine's node knows of its space."""
-
-    space: str
-    components: dict[str, str]
-    block_tokens: int
-    block_bytes: int
-    """Of one rank."""
-    ranks: int
-    algorithm: str
-    root: bytes
-    """Parent of a chain's first block."""
-    key: bytes
-    """The cluster key."""
 
 
 def pages_of(fitted: Fit, kv_cache_config: Any) -> tuple[Page, ...]:
@@ -74,23 +59,26 @@ def is_latent(kv_cache_config: Any) -> bool:
 
 
 class Origins:
-    """Tells origins of one engine's prompts."""
+    """Tells origins of one engine's prompts. On the engine's thread, for claimed requests only."""
 
-    def __init__(self, fitted: Fit, pages: tuple[Page, ...]) -> None:
+    def __init__(
+        self, fitted: Fit, pages: tuple[Page, ...], facts: Callable[[], SpaceFacts | None]
+    ) -> None:
+        """``facts`` tells of the engine's space, once it is in one."""
         self._fitted = fitted
         self._pages = pages
+        self._facts = facts
 
-    def sampling(
-        self, given: Mapping[str, Any] | None, request: Any, rid: str, facts: SpaceFacts | None
-    ) -> dict[str, Any]:
+    def sampling(self, given: Mapping[str, Any] | None, request: Any, rid: str) -> dict[str, Any]:
         """What the mark wants to be passed on, with the prompt's origin beside it."""
+        facts = self._facts()
         said = self._why_not(request, facts)
         told = unsaid(said) if facts is None or said else self._signed(request, rid, facts)
         return {**(given or {}), KEY: told}
 
     def _why_not(self, request: Any, facts: SpaceFacts | None) -> str:
         if facts is None:
-            return "the engine is no node of a space (KVFerryConnector is not there, or not ready)"
+            return "the engine is in no space yet"
         if not self._pages or sum(page.bytes for page in self._pages) != facts.block_bytes:
             return "the engine's blocks are not made of the profile's rows alone"
         if facts.block_tokens != self._fitted.block_tokens:
@@ -130,3 +118,13 @@ class Origins:
             expires_ms=time.time_ns() // 1_000_000 + VALID_MS,
         )
         return signed(origin, facts.key)
+
+
+def open_origins(
+    fitted: Fit | SendRefused, kv_cache_config: Any, vllm_config: Any
+) -> Origins | None:
+    """For an engine that is a node of the ledger; None for others."""
+    if isinstance(fitted, SendRefused) or neighbours.outbox_of(vllm_config) is None:
+        return None
+    pages = pages_of(fitted, kv_cache_config) if is_latent(kv_cache_config) else ()
+    return Origins(fitted, pages, lambda: neighbours.space_of(vllm_config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ from kvferry_connectors.tilert.fitting import Fit
 from kvferry_connectors.tilert.marks import KEY, claims
 from kvferry_connectors.tilert.metadata import TileRTMetadata
 from kvferry_connectors.tilert.options import Options
+from kvferry_connectors.tilert.origins import Origins
 from kvferry_connectors.tilert.outcomes import REFUSED, RankOutcome, SendOutcome
 from kvferry_connectors.tilert.recording import Recording
 from kvferry_connectors.tilert.reports import Inbox
@@ -53,6 +55,8 @@ class SchedulerSide:
         self._cancels: list[str] = []
         self.recording: Recording | None = None
         """Where sends are recorded; set once, before the first request."""
+        self.origins: Origins | None = None
+        """What nodes are told of prompts; set once, before the first request."""
 
     def bind(self, manager: Any) -> None:
         """The engine's KV cache manager exists."""
@@ -148,7 +152,11 @@ class SchedulerSide:
             del self._open[claim.id]
             claim.due = now + self._options.send_timeout_ms / 1000 + OUTCOME_GRACE_S
             self._sending[claim.id] = claim
-            meta.orders.append(claim.order(self._manager.get_block_ids(claim.id), now))
+            order = claim.order(self._manager.get_block_ids(claim.id), now)
+            if self.origins is not None:
+                said = self.origins.sampling(order.sampling, request, claim.rid)
+                order = dataclasses.replace(order, sampling=said)
+            meta.orders.append(order)
         if meta.orders and self._inbox is not None:
             meta.report_to = self._inbox.path
 

@@ -15,6 +15,7 @@ from kvferry.node.peers.hints import HintBook
 from kvferry.node.peers.server import PeerServer
 from kvferry.node.peers.session import PeerIdentity
 from kvferry.node.pull.follower import Follower
+from kvferry_connectors.vllm import neighbours
 from kvferry_connectors.vllm.metadata import RankHello, SessionIdentity
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.space import limits, scheduler_components, space_id
@@ -142,6 +143,7 @@ class Joiner:
             return
         try:
             self.joined = self._join(hellos, probe)
+            neighbours.joined(self._config, self._space(self.joined))
         except (ConfigError, OSError) as error:
             self.problem = f"the peer server cannot listen on {self._options.host}: {error}"
             log.error(
@@ -193,6 +195,20 @@ class Joiner:
             ", ".join(common) or "none",
         )
         return joined
+
+    def _space(self, joined: Joined) -> neighbours.SpaceFacts:
+        from vllm.v1.core import kv_cache_utils
+
+        return neighbours.SpaceFacts(
+            space=joined.space,
+            components=joined.components,
+            block_tokens=joined.block_size,
+            block_bytes=joined.rank_block_bytes,
+            ranks=joined.ranks,
+            algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
+            root=bytes(kv_cache_utils.NONE_HASH),
+            key=self._key,
+        )
 
     def _probe(self) -> bytes | None:
         """A fixed block hashed by the engine's own function, once its seed is set."""
