@@ -8,7 +8,9 @@ from rich.text import Text
 
 from kvferry.cli import render
 from kvferry.cli.changeview import plain
+from kvferry.cli.grid import grid
 from kvferry.cli.times import clock, duration
+from kvferry.cli.topslots import slot_table
 from kvferry.replay.live.rows import Frame, LinkRow, NodeRow, SpaceFrame, Use, Window
 
 NODES_SHOWN_MAX = 24
@@ -40,6 +42,8 @@ def draw(frame: Frame, *, keys: str = "", paused: bool = False, remark: str = ""
         )
     for space in frame.spaces:
         parts += _space(space)
+    if frame.slots:
+        parts += [Text(""), slot_table(frame.slots)]
     if frame.routers:
         names = ", ".join(frame.routers)
         parts.append(_line(f"routers: {names}; {render.number(frame.turns)} turns answered", ""))
@@ -113,27 +117,13 @@ def _space(space: SpaceFrame) -> list[RenderableType]:
     return parts
 
 
-def _grid(*columns: str) -> Table:
-    """Columns whose title begins with ``>`` are numbers and stand on the right."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for title in columns:
-        right = title.startswith(">")
-        grid.add_column(
-            title.removeprefix(">"),
-            justify="right" if right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    return grid
-
-
 def _nodes(space: SpaceFrame) -> Table:
-    grid = _grid("node", "state", "heard", ">cache", ">hbm leases", ">host", ">in", ">out")
+    table = grid("node", "state", "heard", ">cache", ">hbm leases", ">host", ">in", ">out")
     # Those that are gone come last: they stay in the ledger for long.
     rows = sorted(space.nodes, key=lambda one: one.status != "joined")
     for one in rows[:NODES_SHOWN_MAX]:
         heard = "" if one.silent_s is None else f"{duration(1_000 * one.silent_s)} ago"
-        grid.add_row(
+        table.add_row(
             plain(f"{one.node} ({one.role})" if one.role else one.node),
             Text(plain(_state(one)), style="" if one.status == "joined" else "red"),
             heard,
@@ -144,8 +134,8 @@ def _nodes(space: SpaceFrame) -> Table:
             render.number(one.sends),
         )
     if len(rows) > NODES_SHOWN_MAX:
-        grid.add_row(f"and {len(rows) - NODES_SHOWN_MAX} more")
-    return grid
+        table.add_row(f"and {len(rows) - NODES_SHOWN_MAX} more")
+    return table
 
 
 def _state(node: NodeRow) -> str:
@@ -163,12 +153,12 @@ def _use(use: Use, room: int) -> str:
 
 
 def _windows(windows: tuple[Window, ...]) -> Table:
-    grid = _grid(
+    table = grid(
         "last", ">reqs", ">a second", ">reused", ">local", ">pulled", ">computed", ">moves",
         ">failed", ">moved",
     )  # fmt: skip
     for one in windows:
-        grid.add_row(
+        table.add_row(
             SPAN_WORDS.get(one.span_s, f"{one.span_s} s"),
             _short(one.requests),
             f"{one.requests_per_s:.2f}",
@@ -180,7 +170,7 @@ def _windows(windows: tuple[Window, ...]) -> Table:
             _short(one.failed),
             f"{render.size(round(one.bytes_per_s))}/s",
         )
-    return grid
+    return table
 
 
 def _short(count: int) -> str:
@@ -192,14 +182,14 @@ def _short(count: int) -> str:
 
 
 def _links(links: tuple[LinkRow, ...]) -> Table:
-    grid = _grid("link", ">moving", ">now", ">in the last min", ">can do")
+    table = grid("link", ">moving", ">now", ">in the last min", ">can do")
     for one in links[:LINKS_SHOWN_MAX]:
         known = one.learned_bytes_per_s
-        grid.add_row(
+        table.add_row(
             plain(one.link),
             render.number(one.open),
             f"{render.size(round(one.bytes_per_s))}/s",
             render.number(one.transfers),
             f"{render.size(round(known))}/s" if known else "",
         )
-    return grid
+    return table

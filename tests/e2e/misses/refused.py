@@ -77,3 +77,16 @@ def refused_by_space(scene: Scene, right: EngineProcess) -> None:
         assert "far's KV is not interchangeable with that of d0" in told.verdict
         assert "dtype: float32 here, bfloat16 there" in told.verdict
         assert "kvferry doctor" in told.verdict
+    # The control: far still offers it, and from a node of d0's own space the same is pulled.
+    (offer,) = [
+        one
+        for space in scene.plane.state().spaces.values()
+        for one in space.offers.values()
+        if one.offer == held.hint["offer"]
+    ]
+    assert (offer.node, offer.count) == ("far", BLOCKS)
+    near = scene.hold("space-near", text, session=session, turn=1)
+    scene.plane.wait_projected()
+    for way, given in (("hint", {"hint": near.hint}), ("plan", {"session": session, "turn": 2})):
+        scene.d0.ask("reset")
+        pulled(scene, right, text, scene.d0.run(f"space-{way}", text, kvferry=given))

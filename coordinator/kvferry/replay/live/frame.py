@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvferry.core.cost import rate_key
+from kvferry.core.slots import FREE
+from kvferry.core.slots_state import Slots
 from kvferry.core.state import OPEN, NodeState, SpaceState, State, TransferState
 from kvferry.ids import ROUTER_SPACE
 from kvferry.replay.live.recent import SPANS_S, Counts, Recent
@@ -13,6 +15,7 @@ from kvferry.replay.live.rows import (
     MissRow,
     Moving,
     NodeRow,
+    SlotRow,
     SpaceFrame,
     Use,
     Window,
@@ -41,6 +44,7 @@ def frame(state: State, recent: Recent, around: Around) -> Frame:
             for name, space in sorted(state.spaces.items())
             if name != ROUTER_SPACE
         ),
+        slots=() if routers is None else _slots(routers.slots, around.now_ms),
         routers=() if routers is None else tuple(sorted(routers.nodes)),
         turns=0 if routers is None else routers.totals.turns,
         quarantined=state.quarantined_total,
@@ -163,3 +167,22 @@ def _misses(lately: Counts, totals: dict[str, int]) -> tuple[MissRow, ...]:
     ]
     rows.sort(key=lambda row: (-row.lately, -row.total, row.cause))
     return tuple(rows[:MISSES_MAX])
+
+
+def _slots(slots: Slots, now_ms: int) -> tuple[SlotRow, ...]:
+    rows = [
+        SlotRow(
+            node=name,
+            phase=one.phase,
+            drained=one.drained,
+            holder=one.holder,
+            request=one.request,
+            session=one.session,
+            fence=one.fence,
+            age_ms=max(0, now_ms - one.since_ms),
+            why=one.why,
+            last=one.last,
+        )
+        for name, one in slots.nodes.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.phase == FREE, -row.age_ms, row.node)))

@@ -103,6 +103,27 @@ class SpaceFrame(msgspec.Struct, frozen=True, kw_only=True):
     misses: tuple[MissRow, ...]
 
 
+class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The slot of one TileRT decode node."""
+
+    node: str
+    phase: str
+    """``free``, ``granted``, ``decoding``; ``unsure`` until the node was idle long enough."""
+    drained: bool
+    holder: str
+    """The router that has it; empty where nobody does."""
+    request: str
+    session: str
+    fence: int
+    """Of the present lease or of the last one; 0 before the first."""
+    age_ms: int
+    """How long it is in this phase."""
+    why: str
+    """What the last change said."""
+    last: str
+    """How the last lease ended; empty before the first end."""
+
+
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One coordinator that makes itself heard."""
 
@@ -142,6 +163,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str
     replicas: tuple[Replica, ...]
     spaces: tuple[SpaceFrame, ...]
+    slots: tuple[SlotRow, ...]
+    """Decode nodes of TileRT; those that are not free come first, the longest so before others."""
     routers: tuple[str, ...]
     turns: int
     quarantined: int
