@@ -9,6 +9,8 @@ TORCH      ?= torch==2.13.0
 TORCH_ARGS ?=
 ARGS       ?=
 TESTS      ?= tests
+# Of the tests; tests/conftest.py says what stays together. ARGS="-n 0" runs them in one process.
+WORKERS    ?= 3
 PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
 BROWSERS     := chromium chromium-browser google-chrome google-chrome-stable
@@ -81,7 +83,7 @@ demo: setup-engine
 	$(BIN)/kvferry demo $(ARGS)
 
 test: setup-engine setup-browser check
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
