@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from kvferry.errors import ConfigError
@@ -12,6 +10,7 @@ from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.steering import Steering
 from kvferry_connectors.vllm.truth import EngineTruth
 
 
@@ -19,11 +18,12 @@ def node_agent(
     options: Options,
     node: str,
     outbox: Outbox,
-    on_mode: Callable[[str], None],
+    steering: Steering,
     book: Book,
     truth: EngineTruth,
 ) -> NodeAgent:
-    """An agent that is not started yet; it asks ``book`` and ``truth`` on its own thread.
+    """An agent that is not started yet; on its own thread it asks ``book`` and ``truth``, and tells
+    ``steering``.
 
     Raises:
         ConfigError: the node's name or a credential cannot be used.
@@ -38,4 +38,11 @@ def node_agent(
         settings = msgspec.convert(wanted, NodeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
-    return NodeAgent(settings, outbox, on_mode=on_mode, inventory=book.inventory, truth=truth)
+    return NodeAgent(
+        settings,
+        outbox,
+        on_mode=steering.on_mode,
+        on_retention=steering.on_retention,
+        inventory=book.inventory,
+        truth=truth,
+    )

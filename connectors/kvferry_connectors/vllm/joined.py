@@ -185,6 +185,7 @@ class Joiner:
                 lease_ms=self._options.lease_ms,
                 watermark_blocks=self._options.watermark_blocks(self._blocks),
                 min_pull_tokens=self._options.min_pull_tokens,
+                retain_max_ms=self._options.retain_max_ms,
             )
         )
         log.info(

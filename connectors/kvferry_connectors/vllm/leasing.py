@@ -14,15 +14,18 @@ from typing import Any
 
 from kvferry.core.leases import HOST
 from kvferry.core.messages import HeldLease
-from kvferry.core.retention import END, LEASE, RENEW, TO_HOST, Action, Retention
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import END, LEASE, RENEW, TO_HOST, Action
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.core.retention_turnover import Turnover
-from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.core.retention_value import Chain, Memory
 from kvferry.node.export.host_copies import ToHost
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.host import HostTier
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
+from kvferry_connectors.vllm.limits import limits
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.tracked import Tracked
 
@@ -78,9 +81,7 @@ class Leasing:
         self.on = True
         self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
-        self.retention = Retention(
-            Rules(lease_ms=max(1, options.lease_ms), retain_max_ms=options.retain_max_ms)
-        )
+        self.retention = Retention()
         self.host: HostTier | None = None
         self.advice = AdviceView()
         self._pool = pool
@@ -90,9 +91,9 @@ class Leasing:
         self._intact = intact
         self._block_tokens = block_tokens
         self._clock = clock
-        self._total = total = len(pool.blocks)
-        self._budget = options.lease_blocks(total)
-        self._watermark = options.watermark_blocks(total)
+        self._total = len(pool.blocks)
+        self._options = options
+        self.keep_by(AS_STARTED)
         self._turnover = Turnover()
         self._leases: dict[str, tuple[str, Sequence[Any]]] = {}
         """Chain to the ledger's name of its lease and the blocks that we hold."""
@@ -113,6 +114,11 @@ class Leasing:
         """The pool's blocks that a lease holds; none if it does not stand. Any thread."""
         name, held = self._leases.get(lease.rpartition(LEASE_MARK)[0], ("", ()))
         return held if name == lease else ()
+
+    def keep_by(self, settings: RetentionSettings) -> None:
+        """Keep by what an operator set; leases over a lower budget end with the next sweep."""
+        self._limits = limits(self._options, settings, self._total)
+        self.retention.rule(self._limits.rules)
 
     def offered(
         self,
@@ -177,12 +183,15 @@ class Leasing:
             self.retention.gaps = self.advice.gaps
             pinned = self._table.pinned_blocks
             self._perform(self.retention.sweep(now_s, self._memory(needed), pinned))
+            over = self._limits.exceeded(self.retention, self.host)
+            if over is not None:
+                self._perform(self.retention.fit(now_s, self._memory(needed), over, pinned))
         self.until_free(lambda: needed)
 
     def until_free(self, needed: Callable[[], int]) -> None:
         """End leases until ``needed()`` blocks and the watermark are free, or none can end."""
         while self._leases and self.make_room(
-            needed() + self._watermark - self._pool.get_num_free_blocks()
+            needed() + self._limits.watermark_blocks - self._pool.get_num_free_blocks()
         ):
             pass
 
@@ -197,7 +206,10 @@ class Leasing:
 
     def crowded(self, blocks: int) -> bool:
         """Whether leases are in the way of ``blocks`` that somebody is about to take."""
-        return bool(self._leases and blocks + self._watermark > self._pool.get_num_free_blocks())
+        return bool(
+            self._leases
+            and blocks + self._limits.watermark_blocks > self._pool.get_num_free_blocks()
+        )
 
     def end_all(self, reason: str) -> None:
         """End every lease that is not pinned."""
@@ -221,12 +233,12 @@ class Leasing:
         admitted = self.on and self._outbox.admit()
         return Memory(
             free=self._pool.get_num_free_blocks(),
-            budget=self._budget if admitted else 0,
-            watermark=self._watermark,
+            budget=self._limits.lease_blocks if admitted else 0,
+            watermark=self._limits.watermark_blocks,
             needed=needed,
             handed_out=self._turnover.total,
             per_s=self._turnover.per_s(self._clock()),
-            host_budget=self.host.table.slots if self.host is not None and admitted else 0,
+            host_budget=self._limits.host_blocks(self.host) if admitted else 0,
         )
 
     def _perform(self, actions: Sequence[Action]) -> None:

@@ -28,6 +28,7 @@ from kvferry_connectors.vllm.publishing import Publishing, written_blocks
 from kvferry_connectors.vllm.pulls import Pulls
 from kvferry_connectors.vllm.replies import Replies
 from kvferry_connectors.vllm.space import shareable
+from kvferry_connectors.vllm.steering import Steering
 from kvferry_connectors.vllm.tenants import Tenants
 from kvferry_connectors.vllm.tracked import KEY, PullState, Tracked
 from kvferry_connectors.vllm.truth import EngineTruth
@@ -52,8 +53,9 @@ class SchedulerSide:
         self.outbox = Outbox(translate=self._book.translate)
         name = node_name(options, str(vllm_config.kv_transfer_config.engine_id or ""))
         self._table = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
+        self._steering = Steering(self._table)
         truth = EngineTruth(self._book, self._table, lambda: self._exports)
-        self.agent = node_agent(options, name, self.outbox, self._on_mode, self._book, truth)
+        self.agent = node_agent(options, name, self.outbox, self._steering, self._book, truth)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvferry-peer")
         looker = Looker(
             options,
@@ -88,8 +90,6 @@ class SchedulerSide:
         self._waiting: dict[str, Tracked] = {}
         self._loads: list[Any] = []
         self._cancels: list[str] = []
-        self._mode = "on"
-        self._mode_changed = False
         if not self._pulls_allowed:
             log.warning("kvferry: %s", compat.EXPORTS_ONLY)
         if self._problem:
@@ -141,7 +141,7 @@ class SchedulerSide:
         elif request.skip_reading_prefix_cache:
             tracked.miss = "unshareable"  # It wants every prompt token computed.
         else:
-            self._pulls.begin(tracked, joined, self._mode)
+            self._pulls.begin(tracked, joined, self._steering.mode)
             if tracked.pull is not None:
                 self._waiting[tracked.id] = tracked
 
@@ -159,7 +159,7 @@ class SchedulerSide:
         if tracked.admitted:
             return 0, False
         tracked.local_tokens = min(local_tokens, tracked.prompt_tokens)
-        self._hosting.consider(tracked, local_tokens, self._mode)
+        self._hosting.consider(tracked, local_tokens, self._steering.mode)
         extra = self._pulls.answer(tracked, local_tokens)
         return (None, False) if extra is None else (extra, extra > 0)
 
@@ -190,8 +190,8 @@ class SchedulerSide:
             self._admissions.scheduled(output, self._requests)
             self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
         if self._exports is not None and self._publishing is not None:
-            if self._mode_changed:
-                self._apply_mode()
+            if self._steering.apply(self._exports):
+                self._withdraw("paused")
             self._publishing.scheduled(output, self._requests)
             needed = len(output.num_scheduled_tokens)  # A running request grows by a block.
             if self._exports.leasing:
@@ -241,7 +241,7 @@ class SchedulerSide:
             self._pulls.drop(tracked, "aborted")
         self._pulls.announce(tracked, ended=True)
         blocks = written_blocks(request, tracked, len(block_ids[0]), self._block_size)
-        reply = self._replies.reply(tracked, request, block_ids[0], blocks, self._mode)
+        reply = self._replies.reply(tracked, request, block_ids[0], blocks, self._steering.mode)
         if self._publishing is not None:
             self._publishing.ended(tracked, blocks)
         how, tokens = ending(request.status.name), request.num_output_tokens
@@ -279,20 +279,6 @@ class SchedulerSide:
         for probed in links_probed(tracked, pull):
             self.outbox.facts(probed, pull.transfer)
         self.outbox.settle(event, pull.transfer)
-
-    def _on_mode(self, mode: str) -> None:
-        # On the agent's thread: peers are refused at once, leases drain at the next step.
-        self._mode = mode
-        self._table.pause(mode != "on")
-        self._mode_changed = True
-
-    def _apply_mode(self) -> None:
-        self._mode_changed = False
-        assert self._exports is not None
-        self._exports.paused = self._mode == "paused"
-        self._exports.leasing.on = self._mode == "on"
-        if self._mode == "paused":
-            self._withdraw("paused")
 
     def _withdraw(self, reason: str) -> None:
         if self._exports is not None and self._publishing is not None:

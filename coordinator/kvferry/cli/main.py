@@ -20,6 +20,7 @@ from kvferry.cli import (
     explain,
     export,
     importing,
+    keeping,
     plugins,
     policy,
     replay,
@@ -126,6 +127,7 @@ app.command("version", rich_help_panel=LOOK)(version.command)
 app.command("pause", rich_help_panel=STEER)(policy.pause)
 app.command("resume", rich_help_panel=STEER)(policy.resume)
 app.command("observe", rich_help_panel=STEER)(policy.observe)
+app.command("policy", rich_help_panel=STEER)(keeping.command)
 app.command("drain", rich_help_panel=STEER)(draining.drain)
 app.command("undrain", rich_help_panel=STEER)(draining.undrain)
 

@@ -27,6 +27,7 @@ def _part(space: Document, nodes: frozenset[str]) -> Document:
 
     part = space | {
         "modes": {node: mode for node, mode in space["modes"].items() if node in nodes},
+        "retentions": {n: own for n, own in space["retentions"].items() if n in nodes},
         "nodes": [one for one in space["nodes"] if one["node"] in nodes],
         "offers": [one for one in space["offers"] if one["node"] in nodes],
         "transfers_open": moves(space["transfers_open"]),

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvferry.cli import render
 from kvferry.cli.jsonable import jsonable
+from kvferry.cli.keepview import print_keeps
 from kvferry.cli.times import duration
 from kvferry.core.digest import digest
 from kvferry.core.state import (
@@ -17,6 +18,7 @@ from kvferry.core.state import (
     State,
     TransferState,
 )
+from kvferry.replay.retained import keeps
 
 LISTED_MAX = 50
 """Rows of a table; a JSON document always has all."""
@@ -39,11 +41,13 @@ def _space(space: SpaceState) -> dict[str, Any]:
     return {
         "mode": space.mode,
         "modes": dict(space.modes),
+        "retention": space.retention.given(),
+        "retentions": {node: own.given() for node, own in space.retentions.items()},
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,
         "cost": space.cost,
-        "nodes": [_node(node) for _, node in sorted(space.nodes.items())],
+        "nodes": [_node(space, node) for _, node in sorted(space.nodes.items())],
         "offers": [_offer(offer, space) for offer in space.offers.values()],
         "transfers_open": [one for one in transfers if one["phase"] == OPEN],
         "transfers_ended": [one for one in transfers if one["phase"] != OPEN],
@@ -53,7 +57,7 @@ def _space(space: SpaceState) -> dict[str, Any]:
     }
 
 
-def _node(node: NodeState) -> dict[str, Any]:
+def _node(space: SpaceState, node: NodeState) -> dict[str, Any]:
     return {
         "node": node.name,
         "role": node.role,
@@ -70,6 +74,7 @@ def _node(node: NodeState) -> dict[str, Any]:
         "components": dict(node.components),
         "warnings": list(node.warnings),
         "version": node.version,
+        "keeps": keeps(space, node),
         "joined_ms": node.joined_ms,
     }
 
@@ -105,6 +110,7 @@ def print_state(document: dict[str, Any], now_ms: int) -> None:
         moves = "; plans move whatever is held" if space["cost"] == COST_OFF else ""
         render.heading(f"space {name}: {space['mode']}{led}{moves}")
         _print_nodes(space)
+        print_keeps(space)
         _print_offers(space, now_ms)
         _print_transfers(space)
         if "totals" in space:

@@ -31,14 +31,15 @@ def command(nats: NatsOption = None, as_json: JsonOption = False) -> None:
 
       kvferry status --json | jq '.spaces[].reuse'
     """
-    document = guard.run(_collect(find_ledger(nats)))
+    document = guard.run(collect(find_ledger(nats)))
     if as_json:
         print_document(document)
     else:
         print_status(document)
 
 
-async def _collect(target: Target) -> dict[str, Any]:
+async def collect(target: Target) -> dict[str, Any]:
+    """The status document, from a coordinator or, where none answers, folded from the ledger."""
     async with open_ledger(target) as ledger:
         alive = await replicas.heard(ledger)
         last = (await ledger.bounds(FACTS_STREAM)).last

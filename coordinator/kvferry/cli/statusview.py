@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvferry.cli import render
+from kvferry.cli.keepview import print_keeps
 from kvferry.cli.leaseview import print_leases, print_sessions
 from kvferry.cli.slotview import print_slots
 from kvferry.cli.times import duration, wall_ms
@@ -69,6 +70,7 @@ def _print_space(name: str, space: Document, heard: dict[tuple[str, str], str]) 
     moves = "; plans move whatever is held (--cost off)" if space["cost"] == COST_OFF else ""
     render.heading(f"space {name}{mode}{moves}")
     _print_nodes(name, space, heard)
+    print_keeps(space)
     _print_offers(space["offers"])
     print_leases(space["leases"], space["evictions"])
     print_sessions(space["sessions"])

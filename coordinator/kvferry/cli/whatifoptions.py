@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
+from kvferry.cli.quantities import finite, parse_number, parse_share
 from kvferry.core.cost import pair_key
+from kvferry.core.retention_settings import KEEP_MS_MAX, SHARE_MAX
 from kvferry.errors import ConfigError
 from kvferry.replay.whatif.policy import Policy
 
 EXTRA_DECODE_MAX = 64
-TTL_S_MAX = 7 * 86_400.0
-BUDGET_MAX = 0.9
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kb|mb|gb|tb|kib|mib|gib|tib|b|)", re.IGNORECASE)
 _UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -43,12 +42,18 @@ def parse_policy(
         raise ConfigError(f"--recorded-cost {recorded_cost!r}: use learned or off")
     factor, links = _links(link_rates)
     return Policy(
-        ttl_s=_number("--ttl", ttl, TTL_S_MAX, "seconds") if ttl is not None else None,
-        lease_budget=_share(lease_budget) if lease_budget is not None else None,
+        ttl_s=parse_number("--ttl", ttl, KEEP_MS_MAX / 1_000, "seconds")
+        if ttl is not None
+        else None,
+        lease_budget=parse_share("--lease-budget", lease_budget, SHARE_MAX, "a pool")
+        if lease_budget is not None
+        else None,
         pool=_factor("--pool", pool) if pool is not None else 1.0,
         host_tier_bytes=_bytes(host_tier) if host_tier is not None else None,
         threshold_ms=(
-            _number("--threshold", threshold, 1e9, "milliseconds") if threshold is not None else 0.0
+            parse_number("--threshold", threshold, 1e9, "milliseconds")
+            if threshold is not None
+            else 0.0
         ),
         min_pull_tokens=(
             _whole("--min-pull-tokens", min_pull_tokens, 1 << 30)
@@ -75,7 +80,7 @@ def _links(texts: Sequence[str]) -> tuple[float, dict[str, float]]:
             factor = _factor("--link-rate", text)
             continue
         match = _LINK.fullmatch(text.strip())
-        rate = _float(match[3]) if match is not None else None
+        rate = finite(match[3]) if match is not None else None
         if match is None or rate is None or not 0 < rate < 1e6:
             raise ConfigError(
                 f"--link-rate {text!r} is no rate: write SRC:DST=GB/s, as p0:d1=12.5, or a factor "
@@ -96,18 +101,6 @@ def _factor(option: str, text: str) -> float:
     return float(match[1])
 
 
-def _share(text: str) -> float:
-    plain = text.strip().removesuffix("%").strip()
-    value = _float(plain)
-    if value is not None and text.strip().endswith("%"):
-        value /= 100.0
-    if value is None or not 0 <= value <= BUDGET_MAX:
-        raise ConfigError(
-            f"--lease-budget {text!r} is no share of a pool: write 0.2 or 20%, from 0 to 90%"
-        )
-    return value
-
-
 def _bytes(text: str) -> int:
     if text.strip().lower() == "off":
         return 0
@@ -119,22 +112,7 @@ def _bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _number(option: str, text: str, most: float, unit: str) -> float:
-    value = _float(text)
-    if value is None or not 0 <= value <= most:
-        raise ConfigError(f"{option} {text!r}: use {unit} from 0 to {most:,.0f}")
-    return value
-
-
 def _whole(option: str, text: str, most: int) -> int:
     if not text.strip().isdecimal() or int(text) > most:
         raise ConfigError(f"{option} {text!r}: use a whole number from 0 to {most:,}")
     return int(text)
-
-
-def _float(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

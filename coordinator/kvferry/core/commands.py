@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.core.slots_commands import SlotCommand
 from kvferry.core.state import COST_LEARNED
 
@@ -51,6 +52,17 @@ class SetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     who: str = ""
 
 
+class SetRetention(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator sets how a node keeps, or with ``node`` empty all nodes of the space."""
+
+    space: str
+    settings: RetentionSettings
+    unset: tuple[str, ...] = ()
+    """Names of settings that are to be as before anybody set them."""
+    node: str = ""
+    who: str = ""
+
+
 class RecordCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the state at ``position`` lies under ``object``."""
 
@@ -61,4 +73,6 @@ class RecordCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     object: str
 
 
-Command: TypeAlias = TakeLead | NodeSilent | Heard | SetPolicy | RecordCheckpoint | SlotCommand
+Command: TypeAlias = (
+    TakeLead | NodeSilent | Heard | SetPolicy | SetRetention | RecordCheckpoint | SlotCommand
+)

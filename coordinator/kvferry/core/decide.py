@@ -12,12 +12,15 @@ from kvferry.core.commands import (
     NodeSilent,
     RecordCheckpoint,
     SetPolicy,
+    SetRetention,
     TakeLead,
 )
 from kvferry.core.decision import NOTHING, Decision
 from kvferry.core.effects import SendControl
 from kvferry.core.events import Checkpoint, LeaderElected, NodeLeft, PolicySet
+from kvferry.core.evolve_nodes import kept_after
 from kvferry.core.messages import Control
+from kvferry.core.retention_settings import AS_STARTED, SETTINGS, RetentionSettings, problem
 from kvferry.core.slots_decide import decide_slot
 from kvferry.core.state import (
     CLOSED,
@@ -51,6 +54,8 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return _heard(state, command)
         case SetPolicy():
             return _set_policy(state, command)
+        case SetRetention():
+            return _set_retention(state, command)
         case RecordCheckpoint():
             return _record_checkpoint(state, command)
         case _:
@@ -115,29 +120,72 @@ def _control(command: Heard, verb: str, why: str) -> Decision:
 
 def _set_policy(state: State, command: SetPolicy) -> Decision:
     space = state.spaces.get(command.space)
-    if space is None:
-        known = ", ".join(sorted(state.spaces)) or "none yet; start an engine first"
-        return Decision(refused=f"there is no space {command.space!r}; known spaces: {known}")
+    refused = _no_such(state, command.space, command.node)
+    if space is None or refused:
+        return Decision(refused=refused)
     if command.mode not in MODES:
         return Decision(refused=f"mode {command.mode!r} is not one of {', '.join(MODES)}")
-    if command.node and command.node not in space.nodes:
-        known = ", ".join(sorted(space.nodes)) or "none yet"
-        return Decision(
-            refused=f"there is no node {command.node!r} in {command.space}; known nodes: {known}"
-        )
-    told = [
-        node
-        for node in space.nodes.values()
-        if node.status == JOINED and command.node in ("", node.name)
-    ]
+    told = _concerned(space, command.node)
     if _in_force(space, command):
         return Decision(effects=tuple(_policy(space, node) for node in told))
     version = space.policy_version + 1
     event = PolicySet(
         term=space.term, version=version, mode=command.mode, node=command.node, who=command.who
     )
-    effects = tuple(_tell(node, command.mode, version) for node in told)
+    effects = tuple(
+        _tell(node, command.mode, space.retention_of(node.name), version) for node in told
+    )
     return Decision(events=((command.space, event),), effects=effects)
+
+
+def _set_retention(state: State, command: SetRetention) -> Decision:
+    space = state.spaces.get(command.space)
+    refused = _no_such(state, command.space, command.node)
+    refused = refused or problem(command.settings, command.unset)
+    if not refused and not command.unset and command.settings == AS_STARTED:
+        refused = f"nothing is to be set; give one of {', '.join(SETTINGS)}"
+    if space is None or refused:
+        return Decision(refused=refused)
+    told = _concerned(space, command.node)
+    event = PolicySet(
+        term=space.term,
+        version=space.policy_version + 1,
+        mode=space.mode_of(command.node) if command.node else space.mode,
+        node=command.node,
+        who=command.who,
+        retention=command.settings if command.settings != AS_STARTED else None,
+        unset=command.unset,
+    )
+    whole, by_node = kept_after(space, event)
+    if (whole, by_node) == (space.retention, space.retentions):
+        return Decision(effects=tuple(_policy(space, node) for node in told))
+    effects = tuple(
+        _tell(
+            node,
+            space.mode_of(node.name),
+            by_node.get(node.name, AS_STARTED).over(whole),
+            event.version,
+        )
+        for node in told
+    )
+    return Decision(events=((command.space, event),), effects=effects)
+
+
+def _no_such(state: State, name: str, node: str) -> str:
+    """Why nothing can be set for a space or a node of it; empty if it can."""
+    space = state.spaces.get(name)
+    if space is None:
+        known = ", ".join(sorted(state.spaces)) or "none yet; start an engine first"
+        return f"there is no space {name!r}; known spaces: {known}"
+    if node and node not in space.nodes:
+        known = ", ".join(sorted(space.nodes)) or "none yet"
+        return f"there is no node {node!r} in {name}; known nodes: {known}"
+    return ""
+
+
+def _concerned(space: SpaceState, node: str) -> list[NodeState]:
+    """The nodes that hear of a policy for ``node``, or for all."""
+    return [one for one in space.nodes.values() if one.status == JOINED and node in ("", one.name)]
 
 
 def _in_force(space: SpaceState, command: SetPolicy) -> bool:
@@ -161,9 +209,16 @@ def _record_checkpoint(state: State, command: RecordCheckpoint) -> Decision:
 
 
 def _policy(space: SpaceState, node: NodeState) -> SendControl:
-    return _tell(node, space.mode_of(node.name), space.policy_version)
+    mode, retention = space.mode_of(node.name), space.retention_of(node.name)
+    return _tell(node, mode, retention, space.policy_version)
 
 
-def _tell(node: NodeState, mode: str, version: int) -> SendControl:
-    control = Control(verb="policy", mode=mode, version=version, incarnation=node.incarnation)
+def _tell(node: NodeState, mode: str, retention: RetentionSettings, version: int) -> SendControl:
+    control = Control(
+        verb="policy",
+        mode=mode,
+        version=version,
+        retention=retention,
+        incarnation=node.incarnation,
+    )
     return SendControl(space=node.space, node=node.name, control=control)

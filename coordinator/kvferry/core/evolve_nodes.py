@@ -14,6 +14,7 @@ from kvferry.core.events import (
 )
 from kvferry.core.evolve_offers import end_offers
 from kvferry.core.evolve_transfers import fail_open
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.core.state import (
     CLOSED,
     FENCED,
@@ -64,6 +65,11 @@ def node_joined(space: SpaceState, applied: Applied, event: NodeJoined) -> tuple
         warnings=event.warnings,
         version=event.version,
         role=event.role,
+        lease_blocks=event.lease_blocks,
+        lease_ms=event.lease_ms,
+        watermark_blocks=event.watermark_blocks,
+        min_pull_tokens=event.min_pull_tokens,
+        retain_max_ms=event.retain_max_ms,
         joined_ms=applied.position.stored_ms,
         superseded=superseded,
     )
@@ -103,18 +109,42 @@ def leader_elected(space: SpaceState, applied: Applied, event: LeaderElected) ->
 
 
 def policy_set(space: SpaceState, applied: Applied, event: PolicySet) -> None:
-    """A mode for a node, or for the whole space including nodes that had their own."""
+    """A mode or how to keep, for a node, or for the whole space including nodes that had their
+    own."""
     if event.version <= space.policy_version:
         bump(space.totals.repeated, "policy_set")
         return
     space.policy_version = event.version
-    if event.node:
+    if event.keeps:
+        space.retention, space.retentions = kept_after(space, event)
+    elif event.node:
         space.modes[event.node] = event.mode
         if event.mode == space.mode:
             del space.modes[event.node]
     else:
         space.mode = event.mode
         space.modes.clear()
+
+
+def kept_after(
+    space: SpaceState, event: PolicySet
+) -> tuple[RetentionSettings, dict[str, RetentionSettings]]:
+    """What is set of how nodes keep after a policy: for the space, and by node."""
+    given = event.retention or AS_STARTED
+    named = (*given.given(), *event.unset)
+    if event.node:
+        own = given.over(space.retentions.get(event.node, AS_STARTED).without(event.unset))
+        by_node = {**space.retentions, event.node: own}
+        whole = space.retention
+    else:
+        by_node = {node: own.without(named) for node, own in space.retentions.items()}
+        whole = given.over(space.retention.without(event.unset))
+    same = whole.given().items()
+    by_node = {
+        node: own.without(name for name, value in own.given().items() if (name, value) in same)
+        for node, own in by_node.items()
+    }
+    return whole, {node: own for node, own in by_node.items() if own != AS_STARTED}
 
 
 def checkpoint(space: SpaceState, applied: Applied, event: Checkpoint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvferry.core.retention_gaps import GapModel
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 
 # Bus subjects. None of them is stored by a stream: the streams take ``kvf.*.*.facts``,
 # ``kvf.*.*.blocks`` and ``kvf.*.coord`` only.
@@ -71,15 +72,17 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Coordinator to node, and operator to node.
 
-    ``verb``: ``resync`` (begin a new epoch with an inventory), ``policy`` (``mode`` is in force;
-    repeated with every heartbeat that is answered, so that a lost message heals), ``duplicate``
-    (a later process owns the name: stop publishing and say so), ``tell`` (whoever audits asks what
-    the node holds; answered with :class:`Holdings`).
+    ``verb``: ``resync`` (begin a new epoch with an inventory), ``policy`` (``mode`` and
+    ``retention`` are in force; repeated with every heartbeat that is answered, so that a lost
+    message heals), ``duplicate`` (a later process owns the name: stop publishing and say so),
+    ``tell`` (whoever audits asks what the node holds; answered with :class:`Holdings`).
     """
 
     verb: str
     mode: str = ""
     version: int = 0
+    retention: RetentionSettings = AS_STARTED
+    """With ``policy``: what is set of how the node keeps, over what its engine was started with."""
     why: str = ""
     incarnation: str = ""
     """Which process life of the name is meant; empty for all. Two processes of one name hear the

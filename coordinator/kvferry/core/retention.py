@@ -13,39 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from kvferry.core.leases import HBM, HOST
+from kvferry.core.leases import HBM
+from kvferry.core.retention_actions import (
+    END,
+    EXPECTED,
+    EXPIRED,
+    HANDOVER,
+    LEASE,
+    POLICY,
+    PRESSURE,
+    RENEW,
+    RETAIN,
+    SESSION_END,
+    SUPERSEDED,
+    TO_HOST,
+    Action,
+    host_ends,
+)
 from kvferry.core.retention_cached import CachedChains
 from kvferry.core.retention_gaps import GapModel, prior
 from kvferry.core.retention_host import HostShelf
 from kvferry.core.retention_leases import LeaseSet, Pinned, no_pins
-from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
+from kvferry.core.retention_value import Budgets, Chain, Memory, Rules, lease_reuse, value
 
-LEASE, RENEW, END, TO_HOST = "lease", "renew", "end", "to_host"
-HANDOVER, RETAIN, EXPECTED = "handover", "retain", "expected"
-"""What a lease is for; chains that are copied to the host are ``expected`` too."""
-EXPIRED, PRESSURE, SUPERSEDED, SESSION_END = "expired", "pressure", "superseded", "session_end"
 RENEW_SHARE = 1 / 3
 """A lease is renewed once no more than this share of it is left."""
-
-
-class Action(msgspec.Struct, frozen=True):
-    """One thing to do.
-
-    Attributes:
-        act: ``lease`` or ``renew`` for ``ttl_ms``, ``end`` the lease, or copy ``to_host``: then
-            whoever copies keeps the blocks meanwhile and calls :meth:`Retention.moved`.
-        chain: key of the chain.
-        reason: for a lease what it is for, for an end why.
-        tier: of the lease that ends: ``host`` for what was copied there.
-    """
-
-    act: str
-    chain: str
-    reason: str
-    ttl_ms: int = 0
-    tier: str = HBM
 
 
 class Retention:
@@ -75,6 +67,10 @@ class Retention:
     def find(self, key: str) -> Chain | None:
         """The chain of this key in the engine's memory."""
         return self._leases.chains.get(key) or self._cached.get(key) or self.host.moving(key)
+
+    def rule(self, rules: Rules) -> None:
+        """Keep by other rules from now on; leases that stand keep their time."""
+        self.rules = self.host.rules = rules
 
     # --- what happens on the node -----------------------------------------------------------
 
@@ -120,7 +116,7 @@ class Retention:
         over = [c for c in self.leases() if c.session == session]
         actions = self._end_unread(over, SESSION_END, memory, pinned)
         self._cached.drop_session(session)
-        return actions + _host_ends(self.host.session_ended(session), SESSION_END)
+        return actions + host_ends(self.host.session_ended(session), SESSION_END)
 
     def lost(self, key: str, memory: Memory) -> None:
         """The engine's memory has lost the chain; a copy in the host tier is not concerned."""
@@ -148,19 +144,33 @@ class Retention:
             idle = self._cached.get(chain.key) is chain
             gone = self.host.claim(now_s, chain, self.gaps, memory) if idle else None
             if gone is not None:
-                actions += [*_host_ends(gone, PRESSURE), Action(TO_HOST, chain.key, EXPECTED)]
+                actions += [*host_ends(gone, PRESSURE), Action(TO_HOST, chain.key, EXPECTED)]
         for chain in self._worth_saving(now_s, memory):
             actions += self._lease(now_s, chain, memory, EXPECTED, pinned, from_free=True)
         return actions
 
     def room(
-        self, now_s: float, blocks: int, memory: Memory, pinned: Pinned = no_pins
+        self,
+        now_s: float,
+        blocks: int,
+        memory: Memory,
+        pinned: Pinned = no_pins,
+        reason: str = PRESSURE,
     ) -> list[Action]:
         """End leases so that ``blocks`` distinct blocks become free, or as many as may."""
         if blocks <= 0 or not self._leases.blocks:
             return []
         less, _ = self._leases.victims(now_s, blocks, memory, self.gaps, self.rules, pinned)
-        return [self._end(chain, PRESSURE, memory) for chain in less]
+        return [self._end(chain, reason, memory) for chain in less]
+
+    def fit(
+        self, now_s: float, memory: Memory, budgets: Budgets, pinned: Pinned = no_pins
+    ) -> list[Action]:
+        """End what is over budgets that were lowered: the least valuable first, none that is read;
+        of the host tier what is there longest."""
+        over = self._leases.blocks - budgets.lease_blocks
+        ended = self.room(now_s, over, memory, pinned, POLICY)
+        return ended + host_ends(self.host.fit(budgets.host_blocks), POLICY)
 
     def end_all(self, reason: str, memory: Memory, pinned: Pinned = no_pins) -> list[Action]:
         """End every lease in the engine's memory; what is pinned ends once it is not."""
@@ -168,7 +178,7 @@ class Retention:
 
     def moved(self, now_s: float, key: str, *, whole: bool) -> list[Action]:
         """The copy to the host tier ended, ``whole`` or not: a whole one is leased there."""
-        return _host_ends(self.host.arrived(now_s, key, whole=whole), SUPERSEDED)
+        return host_ends(self.host.arrived(now_s, key, whole=whole), SUPERSEDED)
 
     # --- inner ------------------------------------------------------------------------------
 
@@ -287,7 +297,3 @@ class Retention:
         if asked_ms > 0 and not chain.awaited:
             return min(asked_ms, self.rules.retain_max_ms)
         return self.rules.lease_ms
-
-
-def _host_ends(keys: Iterable[str], reason: str) -> list[Action]:
-    return [Action(END, key, reason, tier=HOST) for key in keys]

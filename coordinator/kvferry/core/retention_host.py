@@ -30,7 +30,7 @@ class HostShelf:
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._chains: dict[str, Chain] = {}
         self._waiting: dict[str, Chain] = {}
         """In the order in which the engine's cache will reuse them."""
@@ -98,7 +98,7 @@ class HostShelf:
         reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
         if len(chain.blocks) > budget or reuse <= 0.0:
             return None
-        below = value(chain, reuse, self._rules) / self._rules.displace_ratio
+        below = value(chain, reuse, self.rules) / self.rules.displace_ratio
         oldest = list(islice(self._chains.values(), LOOK_MAX)) if need > 0 else []
         gone: list[str] = []
         for worth, one in sorted(
@@ -109,6 +109,16 @@ class HostShelf:
             gone.append(one.key)
             need -= len(one.blocks)
         return gone if need <= 0 else None
+
+    def fit(self, budget: int) -> list[str]:
+        """Drop and name the chains that are there longest, until the rest fits the budget."""
+        over: list[str] = []
+        for key in list(self._chains):
+            if self.blocks <= budget:
+                break
+            self.drop(key)
+            over.append(key)
+        return over
 
     def read(self, key: str) -> None:
         """Another node has read the chain: the session goes on there, and ours is worth less."""
@@ -157,4 +167,4 @@ class HostShelf:
 
     def _value(self, now_s: float, chain: Chain, gaps: GapModel) -> float:
         reuse = expected_reuse(chain, now_s, 0.0, WINDOW_S, gaps)
-        return value(chain, reuse, self._rules)
+        return value(chain, reuse, self.rules)

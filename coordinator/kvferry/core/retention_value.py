@@ -25,6 +25,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """A lease is ended for another chain only if that is worth so many times more."""
 
 
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be kept at most, in blocks."""
+
+    lease_blocks: int
+    host_blocks: int
+
+
 class Memory(msgspec.Struct, kw_only=True):
     """A node's memory at a moment, in blocks. Whoever acts on it keeps ``free`` up to date."""
 

@@ -11,6 +11,7 @@ import msgspec
 from kvferry.core.cost import LinkCost, PrefillCost
 from kvferry.core.events import FACTS, Inventory
 from kvferry.core.retention_gaps import SessionGaps
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.core.slots_state import Slots
 from kvferry.core.totals import Totals
 from kvferry.core.trials import Trial
@@ -99,6 +100,12 @@ class NodeState(msgspec.Struct, kw_only=True):
     """``joined``, ``left``, ``closed`` or ``fenced`` (its record has a hole)."""
     why: str = ""
     joined_ms: int = 0
+    lease_blocks: int = -1
+    """How it keeps as it was started, as its ``node_joined`` says; so are the next four."""
+    lease_ms: int = 0
+    watermark_blocks: int = 0
+    min_pull_tokens: int = 0
+    retain_max_ms: int = -1
     superseded: list[str] = []
     """Earlier incarnations of the name, newest last; their facts are void."""
     lanes: dict[str, LaneState] = {}
@@ -205,6 +212,10 @@ class SpaceState(msgspec.Struct, kw_only=True):
     mode: str = MODE_ON
     modes: dict[str, str] = {}
     """Nodes whose mode differs from the space's."""
+    retention: RetentionSettings = AS_STARTED
+    """What is set of how nodes keep."""
+    retentions: dict[str, RetentionSettings] = {}
+    """What differs from that, by node."""
     policy_version: int = 0
     term: int = 0
     leader: str = ""
@@ -217,6 +228,10 @@ class SpaceState(msgspec.Struct, kw_only=True):
     def mode_of(self, node: str) -> str:
         """The mode in force for a node."""
         return self.modes.get(node, self.mode)
+
+    def retention_of(self, node: str) -> RetentionSettings:
+        """What is set of how a node keeps."""
+        return self.retentions.get(node, AS_STARTED).over(self.retention)
 
     def weighs(self, unsaid: bool) -> bool:
         """Whether plans weigh moving against computing; ``unsaid`` where no leader has said."""

@@ -30,6 +30,7 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.core.retention_settings import AS_STARTED, in_words
 from kvferry.core.state import COST_OFF
 from kvferry.core.story_sends import send_began, send_ended
 from kvferry.core.story_slots import slot_changed
@@ -54,6 +55,7 @@ EVICTIONS = {
     "node_left": "the node left",
     "cleared": "the cache was reset",
     "paused": "kvferry is paused",
+    "policy": "an operator lowered a budget",
 }
 LEASES = {
     "handover": "until another engine has read it",
@@ -253,6 +255,9 @@ def _node_left(node: str, event: NodeLeft) -> str:
 def _policy_set(node: str, event: PolicySet) -> str:
     where = f"node {event.node}" if event.node else "the whole space"
     who = f" by {event.who}" if event.who else ""
+    if event.keeps:
+        settings = in_words(event.retention or AS_STARTED, event.unset)
+        return f"policy {event.version} for {where}: {settings}{'; set' + who if who else ''}"
     return f"policy {event.version}: {where} is {event.mode}{who}"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.errors import CodecError
 
 
@@ -14,7 +15,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     ``verb``: ``status``, ``spaces``, ``digest`` (``position``: wait until the state has reached
     it), ``pause``, ``resume``, ``observe`` (``space`` empty: every space; ``node`` empty: every
-    node of the space), ``drain``, ``undrain`` (``node``: a decode node).
+    node of the space), ``keep`` (the same, with ``settings`` and ``unset``), ``drain``, ``undrain``
+    (``node``: a decode node).
     """
 
     verb: str
@@ -22,6 +24,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     who: str = ""
     """Who asks, for the record of a policy."""
+    settings: RetentionSettings = AS_STARTED
+    """How nodes are to keep; what is not named stays."""
+    unset: tuple[str, ...] = ()
+    """Names of settings that are to be as engines were started again."""
     position: int = 0
     timeout_s: float = 3.0
     """How long the coordinator may wait for ``position``."""

@@ -1,10 +1,10 @@
-"""Pause, resume and observe: an operator's word becomes a decision, and is told to the nodes."""
+"""Modes and how nodes keep: an operator's word becomes a decision, and is told to the nodes."""
 
 from __future__ import annotations
 
 import asyncio
 
-from kvferry.core.commands import SetPolicy
+from kvferry.core.commands import SetPolicy, SetRetention
 from kvferry.core.state import JOINED, MODE_OBSERVE, MODE_ON, MODE_PAUSED, SpaceState
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.messages import Answer, Failure, Query
@@ -12,13 +12,17 @@ from kvferry.daemon.projector import Projector
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import LedgerError
 from kvferry.ids import ROUTER_SPACE
+from kvferry.replay.retained import keeps
 
-VERBS = {"pause": MODE_PAUSED, "resume": MODE_ON, "observe": MODE_OBSERVE}
+MODE_VERBS = {"pause": MODE_PAUSED, "resume": MODE_ON, "observe": MODE_OBSERVE}
+KEEP = "keep"
+VERBS = (*MODE_VERBS, KEEP)
 LEADER_POLL_S = 0.05
 
 
 class Policies:
-    """Sets modes. Only the leader can; a replica that stands by names the leader."""
+    """Sets modes and how nodes keep. Only the leader can; a replica that stands by names the
+    leader."""
 
     def __init__(
         self,
@@ -34,12 +38,11 @@ class Policies:
         self._leader_wait_s = leader_wait_s
 
     async def set(self, query: Query) -> Answer | Failure:
-        """Put a mode in force for a space or a node, or for all spaces with ``space`` empty.
+        """Put a policy in force for a space or a node, or for all spaces with ``space`` empty.
 
-        The answer lists under ``set`` what is in force now, with the policy's version and
-        the mode that each joined node has now.
+        The answer lists under ``set`` what is in force now, with the policy's version, and the
+        mode and how it keeps of each joined node.
         """
-        mode = VERBS[query.verb]
         spaces = self._spaces(query)
         if isinstance(spaces, Failure):
             return spaces
@@ -48,9 +51,8 @@ class Policies:
             return waited
         done: list[Answer] = []
         for name in spaces:
-            command = SetPolicy(space=name, mode=mode, node=query.node, who=query.who or "unknown")
             try:
-                decision = await self._decider.command(name, command)
+                decision = await self._decider.command(name, _command(name, query))
             except NotLeader as error:
                 return Failure(error=str(error), reason="not_leader", leader=error.leader)
             except LedgerError as error:
@@ -110,15 +112,25 @@ class Policies:
 
     def _in_force(self, name: str, node: str, changed: bool) -> Answer:
         space = self._projector.state.spaces.get(name) or SpaceState()
+        nodes = sorted(space.nodes.values(), key=lambda n: n.name)
+        joined = [one for one in nodes if one.status == JOINED and node in ("", one.name)]
         return {
             "space": name,
             "node": node,
             "mode": space.mode_of(node) if node else space.mode,
             "version": space.policy_version,
             "changed": changed,
-            "nodes": {
-                one.name: space.mode_of(one.name)
-                for one in sorted(space.nodes.values(), key=lambda n: n.name)
-                if one.status == JOINED
-            },
+            "retention": (space.retention_of(node) if node else space.retention).given(),
+            "nodes": {one.name: space.mode_of(one.name) for one in joined},
+            "keeps": {one.name: keeps(space, one) for one in joined},
         }
+
+
+def _command(space: str, query: Query) -> SetPolicy | SetRetention:
+    """What the leader is to decide."""
+    who = query.who or "unknown"
+    if query.verb == KEEP:
+        return SetRetention(
+            space=space, settings=query.settings, unset=query.unset, node=query.node, who=who
+        )
+    return SetPolicy(space=space, mode=MODE_VERBS[query.verb], node=query.node, who=who)

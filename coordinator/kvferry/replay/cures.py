@@ -24,6 +24,7 @@ _REASONS: dict[tuple[str, str], str] = {
     ("refused", "fence"): "it heals with the node's next inventory; if it stays, look at the log "
     "of {source} and at the NATS server, which lost messages of it",
     ("evicted", "paused"): "`kvferry resume` lets {source} offer again",
+    ("evicted", "policy"): "`kvferry policy` shows what {source} may keep, and raises it",
     ("evicted", "cleared"): "the prefix cache of {source} was reset: pause sharing before, or "
     "expect the next turns to be computed",
     ("source_gone", "node_closed"): "stop nodes while their sessions are idle, or let the router "

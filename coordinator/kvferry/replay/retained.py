@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvferry.core.kept import kept
 from kvferry.core.leases import is_lease
 from kvferry.core.retention_gaps import NEVER_S, GapModel, learned
-from kvferry.core.state import SpaceState
+from kvferry.core.state import NodeState, SpaceState
 
 Document = dict[str, Any]
 
@@ -25,6 +26,21 @@ def leases(space: SpaceState) -> Document:
             held["leases"] += 1
             held["blocks"] += offer.count - offer.base
     return {tier: dict(sorted(by_why.items())) for tier, by_why in sorted(found.items())}
+
+
+def keeps(space: SpaceState, node: NodeState) -> Document:
+    """How a node keeps under what is set; ``set`` names the settings that an operator has set."""
+    settings = space.retention_of(node.name)
+    now = kept(node, settings)
+    return {
+        "lease_ms": now.rules.lease_ms if now.lease_blocks else 0,
+        "lease_blocks": now.lease_blocks,
+        "watermark_blocks": now.watermark_blocks,
+        "retain_max_ms": now.rules.retain_max_ms,
+        "host_blocks": now.host_blocks,
+        "said": node.lease_blocks >= 0,
+        "set": sorted(settings.given()),
+    }
 
 
 def sessions(space: SpaceState) -> Document:

@@ -11,7 +11,7 @@ from kvferry.core.slots_state import Slots
 from kvferry.core.state import FENCED, JOINED, OPEN, NodeState, SpaceState, State
 from kvferry.ids import ROUTER_SPACE
 from kvferry.replay.causes import cause
-from kvferry.replay.retained import leases, sessions
+from kvferry.replay.retained import keeps, leases, sessions
 from kvferry.replay.slots import summarize_leases, summarize_slots
 
 MISSES_MAX = 8
@@ -63,6 +63,8 @@ def summarize_space(space: SpaceState) -> Document:
     return {
         "mode": space.mode,
         "modes": dict(sorted(space.modes.items())),
+        "retention": space.retention.given(),
+        "retentions": {node: own.given() for node, own in sorted(space.retentions.items())},
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,
@@ -142,6 +144,7 @@ def _node(space: SpaceState, node: NodeState) -> Document:
         "status": node.status,
         "why": node.why,
         "mode": space.mode_of(node.name),
+        "keeps": keeps(space, node),
         "role": node.role,
         "address": node.address,
         "incarnation": node.incarnation,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bench_policy.small import Line, asks, run
 
-from kvferry.bench.policy.leases import LEASE_BUDGET
 from kvferry.bench.policy.policies import HOSTED, INFINITE, POLICIES
 from kvferry.bench.policy.run import Run
+from kvferry.core.retention_settings import LEASE_BUDGET
 from kvferry.replay.nodes.pool import BlockPool
 
 EXAMPLES = int(os.environ.get("POLICY_EXAMPLES", "40"))

@@ -39,6 +39,7 @@ COMMANDS = {
     "pause",
     "resume",
     "observe",
+    "policy",
     "drain",
     "undrain",
 }

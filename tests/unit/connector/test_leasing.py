@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.connector.test_exports import POOL, USABLE, Engine
 
-from kvferry.core.retention import Action
+from kvferry.core.retention_actions import Action
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.items import Leased, LeaseEnded, LeaseRenewed
 
@@ -201,3 +202,60 @@ def test_leases_hold_out_against_any_mixture_of_requests() -> None:
     assert {why for what, why in engine.leases() if what == "leased"} >= {"handover", "retain"}
     leasing.end_all("paused")
     assert engine.free == USABLE
+
+
+def test_a_lower_budget_ends_leases_least_value_first_and_none_that_is_read() -> None:
+    engine = Engine(lease_budget=0.5)
+    _, first = engine.serve("a", 4, lease=True)
+    _, second = engine.serve("b", 4, lease=True)
+    leasing, names = engine.exports.leasing, engine.exports._offers
+    leasing.keep_by(RetentionSettings(lease_budget=6 / POOL))
+    engine.pin(first)
+    engine.now += 1.0 / 2
+    engine.exports.each_step()
+    assert [item.lease.rpartition("L")[0] for item in engine.handed(LeaseEnded)] == [
+        names[second[-1]]
+    ]
+    assert engine.handed(LeaseEnded)[0].reason == "policy"
+    assert engine.table.held(second) == 4, "what is leased no more is offered as before"
+    leasing.keep_by(RetentionSettings(lease_budget=0.0))
+    engine.now += 0.2
+    engine.exports.each_step()
+    assert len(leasing) == 1, "somebody reads it"
+    assert engine.done().intact
+    engine.now += 0.2
+    engine.exports.each_step()
+    assert len(leasing) == 0
+    assert engine.free == USABLE
+    engine.serve("c", 4, lease=True)
+    assert len(leasing) == 0, "nothing is leased any more"
+    leasing.keep_by(AS_STARTED)
+    engine.serve("d", 4, lease=True)
+    assert len(leasing) == 1
+
+
+def test_a_budget_that_is_not_lowered_ends_nothing() -> None:
+    engine = Engine(lease_budget=0.5)
+    engine.serve("a", 4, lease=True)
+    engine.exports.leasing.keep_by(RetentionSettings(lease_budget=4 / POOL, lease_ms=60_000))
+    engine.now += 0.2
+    engine.exports.each_step()
+    assert engine.handed(LeaseEnded) == []
+
+
+def test_leases_that_begin_later_last_as_long_as_was_set() -> None:
+    engine = Engine(lease_ms=1_000, retain_max_ms=50_000)
+    engine.exports.leasing.keep_by(RetentionSettings(lease_ms=7_000, retain_max_ms=2_000))
+    engine.serve("a", 2, lease=True)
+    engine.serve("b", 2, params={"session": "s", "retain_ms": 60_000})
+    assert [item.ttl_ms for item in engine.handed(Leased)] == [7_000, 2_000]
+
+
+def test_leases_end_below_the_watermark_that_was_set() -> None:
+    engine = Engine(free_watermark=0.0, lease_budget=0.5)
+    engine.serve("a", 4, lease=True)
+    engine.exports.each_step()
+    assert len(engine.exports.leasing) == 1
+    engine.exports.leasing.keep_by(RetentionSettings(free_watermark=0.9))
+    engine.exports.each_step()
+    assert len(engine.exports.leasing) == 0

@@ -29,6 +29,7 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.core.story import describe
 
 STORIES: list[tuple[Event, str]] = [
@@ -222,6 +223,16 @@ STORIES: list[tuple[Event, str]] = [
     (
         NodeLeft(term=3, node="d0", incarnation="i", epoch=1, why="silent for 6.2 s"),
         "coordinator n0 gave up node d0, incarnation i epoch 1: silent for 6.2 s",
+    ),
+    (
+        PolicySet(
+            term=3, version=3, mode="on", retention=RetentionSettings(lease_ms=60_000), who="ana"
+        ),
+        "policy 3 for the whole space: leases last 60 s; set by ana",
+    ),
+    (
+        PolicySet(term=3, version=4, mode="on", node="d0", unset=("lease_ms",)),
+        "policy 4 for node d0: lease_ms as before it was set",
     ),
     (
         PolicySet(term=3, version=2, mode="paused", who="ana"),

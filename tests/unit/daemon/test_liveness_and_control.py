@@ -89,14 +89,16 @@ async def test_pause_reaches_nodes_as_control_and_heals_a_lost_one() -> None:
         last = await d0.facts()
         await settled(coordinator, last)
         answer = await ask(log, coordinator, verb="pause", space=SPACE, who="ops")
-        assert answer["set"] == [
+        assert [{**one, "keeps": sorted(one["keeps"])} for one in answer["set"]] == [
             {
                 "space": SPACE,
                 "node": "",
                 "mode": "paused",
                 "version": 1,
                 "changed": True,
+                "retention": {},
                 "nodes": {"d0": "paused", "p0": "paused"},
+                "keeps": ["d0", "p0"],
             }
         ]
         await until(lambda: [c for c in p0.controls if c.mode == "paused"], "p0 hears it")

@@ -24,6 +24,11 @@ def sample_path(name: str, version: int) -> Path:
 
 def _value(field: msgspec.inspect.Field, number: int) -> object:
     kind = field.type
+    if isinstance(kind, msgspec.inspect.UnionType):
+        kind = next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+    if isinstance(kind, msgspec.inspect.StructType):
+        inner = enumerate(kind.fields)
+        return kind.cls(**{one.name: _value(one, number + i + 1) for i, one in inner})
     if isinstance(kind, msgspec.inspect.StrType):
         return f"{field.name}-{number}"
     if isinstance(kind, msgspec.inspect.IntType):

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from kvferry.core.retention import TO_HOST, Retention
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import TO_HOST
 from kvferry.core.retention_keeper import keeper, shares
 from kvferry.core.retention_value import Chain, Memory
 

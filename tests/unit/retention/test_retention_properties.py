@@ -8,7 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvferry.core.retention import END, HBM, LEASE, PRESSURE, RENEW, Action, Retention
+from kvferry.core.leases import HBM
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import END, LEASE, PRESSURE, RENEW, Action
 from kvferry.core.retention_blocks import KeptBlocks
 from kvferry.core.retention_value import Chain, Memory, Rules, lease_reuse, value
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry.core.retention import Action, Retention
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import Action
 from kvferry.core.retention_host import WINDOW_S
 from kvferry.core.retention_value import Chain, Memory, Rules, expected_reuse
 

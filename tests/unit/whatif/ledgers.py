@@ -12,11 +12,13 @@ from kvferry.core.events import (
     AnyEvent,
     LeaderElected,
     NodeJoined,
+    PolicySet,
     Requested,
     RequestEnded,
     Retained,
     Transferred,
 )
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.ids import SHORT_BYTES, short_hashes
 from kvferry.ledger.codec import encode
 from kvferry.ledger.subjects import coord_subject, lane_subject
@@ -38,7 +40,7 @@ class Ledger:
     def __init__(self) -> None:
         self.log = DatedLog()
         self._next: dict[str, int] = {}
-        self._count = 0
+        self._count = self._version = 0
 
     async def write(self, node: str, *events: AnyEvent, cause: str = "") -> int:
         seq = self._next.get(node, 1)
@@ -56,16 +58,32 @@ class Ledger:
         subject = lane_subject(SPACE, node, "facts")
         return await self.log.append(subject, encode(batch), message_id=batch.message_id)
 
-    async def leads(self, replica: str, term: int, cost: str) -> int:
+    async def leads(self, cost: str) -> int:
         """A coordinator takes the lead."""
+        return await self._decide(LeaderElected(term=1, replica="c1", cost=cost))
+
+    async def keeps(self, *, node: str = "", unset: tuple[str, ...] = (), **settings: float) -> int:
+        """An operator sets how nodes keep."""
+        self._version += 1
+        given = RetentionSettings(**settings) if settings else None  # type: ignore[arg-type]
+        return await self._decide(
+            PolicySet(
+                term=1, version=self._version, mode="on", node=node, retention=given, unset=unset
+            )
+        )
+
+    async def _decide(self, event: AnyEvent) -> int:
+        seq = self._next.get("c1", 1)
+        self._next["c1"] = seq + 1
+        wall_ms = START_MS + round(1_000 * self.log.now_s)
         batch = Batch(
             space=SPACE,
-            node=replica,
-            incarnation=f"{replica:0>16}",
-            epoch=term,
+            node="c1",
+            incarnation=f"{'c1':0>16}",
+            epoch=1,
             lane=COORD,
-            seq=1,
-            entries=(Entry(LeaderElected(term=term, replica=replica, cost=cost)),),
+            seq=seq,
+            entries=(Entry(event, "", wall_ms),),
         )
         return await self.log.append(
             coord_subject(SPACE), encode(batch), message_id=batch.message_id

@@ -58,7 +58,7 @@ async def test_only_what_would_be_decided_so_counts_as_reproduced(
 async def test_costs_are_weighed_as_the_ledger_says(said: str, weighed: bool, same: bool) -> None:
     """p0 pulls over a link that takes a thousand times longer than computing does."""
     ledger = Ledger()
-    await ledger.leads("c1", 1, said)
+    await ledger.leads(said)
     for node in ("p0", "d0"):
         await ledger.join(node, blocks=2_000)
     for number in range(8):

@@ -57,6 +57,54 @@ async def test_memory_decides_what_is_computed_again(policy: Policy, less: bool)
     assert report.computed_tokens.forecast - COMPUTED == again.forecast - again.was
 
 
+LEASED = Policy(lease_budget=0.8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "later", "changes"),
+    [
+        ({"lease_budget": 0.8}, {}, False),
+        ({"lease_budget": 0.8, "node": "e0"}, {}, False),
+        ({"lease_ms": 0}, {}, False),
+        ({"free_watermark": 0.8}, {}, False),
+        ({"lease_budget": 0.8}, {"unset": ("lease_budget",)}, True),
+        ({"lease_ms": 60_000}, {}, True),
+    ],
+    ids=["budget", "of-the-node", "without-time", "no-room", "taken-back", "time-alone"],
+)
+async def test_what_an_operator_had_set_is_the_recorded_policy(
+    settings: dict[str, object], later: dict[str, object], changes: bool
+) -> None:
+    """A budget that was in force already, or that other settings void, changes nothing."""
+    ledger = Ledger()
+    await ledger.leads("learned")
+    await ledger.join("e0")
+    await ledger.keeps(**settings)  # type: ignore[arg-type]
+    if later:
+        await ledger.keeps(**later)  # type: ignore[arg-type]
+    await ledger.crowd("e0", TALKS, TURNS)
+    again = (await ledger.ask(LEASED)).recomputed_tokens
+    assert again is not None
+    assert (again.forecast != again.was) is changes, again
+
+
+async def test_a_budget_that_was_taken_away_in_between_ends_its_leases() -> None:
+    """Half the time with a budget, half without: to never have had it costs something, but not
+    as much as to have had it all the time would spare."""
+    ledger = Ledger()
+    await ledger.leads("learned")
+    await ledger.join("e0")
+    await ledger.keeps(lease_budget=0.8)
+    await ledger.crowd("e0", TALKS, TURNS)
+    await ledger.keeps(lease_budget=0.0)
+    await ledger.crowd("e0", TALKS, TURNS)
+    never = (await ledger.ask(Policy(lease_budget=0.0))).recomputed_tokens
+    always = (await ledger.ask(LEASED)).recomputed_tokens
+    assert never is not None
+    assert always is not None
+    assert always.forecast < always.was == never.was < never.forecast
+
+
 async def test_a_pool_for_all_computes_only_what_is_new() -> None:
     report = await (await crowded()).ask(Policy(pool=4.0))
     assert report.computed_tokens is not None

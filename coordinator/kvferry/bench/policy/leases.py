@@ -8,15 +8,11 @@ from kvferry.bench.policy.engine import Engine
 from kvferry.bench.policy.fleet import Job
 from kvferry.bench.policy.hosts import Host
 from kvferry.core.retention_gaps import GapModel
+from kvferry.core.retention_settings import FREE_WATERMARK, LEASE_BUDGET
 from kvferry.core.retention_value import Rules
-from kvferry.replay.nodes.leases import ChainLeases, Left
+from kvferry.replay.nodes.leases import ChainLeases, Left, Limits
 from kvferry.replay.nodes.pool import BlockPool
 from kvferry.replay.trace import BLOCK_TOKENS, Turn
-
-LEASE_BUDGET = 0.10
-"""Share of an engine's memory that leases may hold: the connector's default."""
-FREE_WATERMARK = 0.05
-"""Leases end while less than this share is free."""
 
 
 class Leases:
@@ -35,9 +31,11 @@ class Leases:
         self._chains = ChainLeases(
             _Place(engine),
             host_blocks=host_blocks,
-            budget=int(engine.pool.capacity * LEASE_BUDGET),
-            watermark=int(engine.pool.capacity * FREE_WATERMARK),
-            rules=rules,
+            limits=Limits(
+                rules=rules,
+                budget=int(engine.pool.capacity * LEASE_BUDGET),
+                watermark=int(engine.pool.capacity * FREE_WATERMARK),
+            ),
             shares=shares,
         )
         self.host: Host | None = self._chains.host if host_blocks else None

@@ -37,6 +37,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Leases end while fewer are free."""
     min_pull_tokens: int = 0
     """It pulls no fewer."""
+    retain_max_ms: int = -1
+    """A request may ask it for so long a lease; below 0 where it does not say."""
 
 
 class NodeClosed(Event, frozen=True, kw_only=True, omit_defaults=True):

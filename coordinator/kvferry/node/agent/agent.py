@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.errors import ConfigError
 from kvferry.node.agent.connect import Connect, connect_jetstream
 from kvferry.node.agent.heartbeat import Gauges
@@ -39,6 +40,8 @@ class NodeAgent:
         truth: what the engine really has and which pins stand, for who audits; asked for on the
             agent's thread.
         on_mode: called on the agent's thread with each new mode.
+        on_retention: called on the agent's thread with what an operator set of how the node keeps,
+            whenever that changes.
         connect: one attempt to connect; JetStream at ``settings.nats_url`` by default.
 
     Attributes:
@@ -53,12 +56,13 @@ class NodeAgent:
         inventory: Offers | None = None,
         truth: Truth | None = None,
         on_mode: Callable[[str], None] | None = None,
+        on_retention: Callable[[RetentionSettings], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
         self.plans = PlanClient(settings)
         self._settings = settings
         self._outbox = outbox
-        self._status = AgentStatus(settings.node, on_mode)
+        self._status = AgentStatus(settings.node, on_mode, on_retention)
         self._gauges = Gauges()
         self._life = AgentLife(
             settings,

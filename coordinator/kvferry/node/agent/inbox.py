@@ -55,7 +55,7 @@ class Inbox:
         if control.incarnation and (record is None or control.incarnation != record.incarnation):
             return
         if control.verb == "policy":
-            self._status.policy(control.mode, control.version)
+            self._status.policy(control.mode, control.version, control.retention)
         elif control.verb == "resync":
             if self._facts.resync(control.why or "the coordinator asks for it"):
                 self._status.forget_policy()

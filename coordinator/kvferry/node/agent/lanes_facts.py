@@ -221,6 +221,7 @@ class FactsLane:
                 lease_blocks=who.lease_blocks,
                 lease_ms=who.lease_ms,
                 watermark_blocks=who.watermark_blocks,
+                retain_max_ms=who.retain_max_ms,
                 min_pull_tokens=who.min_pull_tokens,
                 warnings=who.warnings,
                 version=who.version,

@@ -121,6 +121,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int = 0
     watermark_blocks: int = 0
     min_pull_tokens: int = 0
+    retain_max_ms: int = -1
 
     def __post_init__(self) -> None:
         token(self.space, "space")

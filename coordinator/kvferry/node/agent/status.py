@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
+
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
+
+T = TypeVar("T")
 
 logger = logging.getLogger("kvferry.node")
 
@@ -24,14 +29,22 @@ class AgentStatus:
     Args:
         node: the node's name, for the log.
         on_mode: called with each new mode.
+        on_retention: called with what is set of how the node keeps, whenever that changes.
     """
 
-    def __init__(self, node: str, on_mode: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        node: str,
+        on_mode: Callable[[str], None] | None,
+        on_retention: Callable[[RetentionSettings], None] | None = None,
+    ) -> None:
         self.state = STARTING
         self.why = "the agent has not started"
         self.mode = "on"
         self._node = node
         self._on_mode = on_mode
+        self._retention = AS_STARTED
+        self._on_retention = on_retention
         self._policy_version = 0
 
     def alone(self, why: str) -> None:
@@ -74,7 +87,7 @@ class AgentStatus:
         """The agent ended."""
         self.state, self.why = STOPPED, "stopped"
 
-    def policy(self, mode: str, version: int) -> None:
+    def policy(self, mode: str, version: int, retention: RetentionSettings = AS_STARTED) -> None:
         """A policy came; only a later version than the last one counts."""
         if version <= self._policy_version:
             return
@@ -89,16 +102,29 @@ class AgentStatus:
             )
             return
         self._policy_version = version
-        if mode == self.mode:
+        if mode != self.mode:
+            logger.info("node %s is %s now (policy version %d)", self._node, mode, version)
+            self.mode = mode
+            self._follow(self._on_mode, mode)
+        if retention != self._retention:
+            self._retention = retention
+            said = ", ".join(f"{name}={value:g}" for name, value in retention.given().items())
+            logger.info(
+                "node %s keeps by %s now (policy version %d)",
+                self._node,
+                said or "what its engine was started with",
+                version,
+            )
+            self._follow(self._on_retention, retention)
+
+    def _follow(self, follow: Callable[[T], None] | None, policy: T) -> None:
+        if follow is None:
             return
-        logger.info("node %s is %s now (policy version %d)", self._node, mode, version)
-        self.mode = mode
-        if self._on_mode is not None:
-            try:
-                self._on_mode(mode)
-            except Exception:
-                # The callback is the connector's; the ledger goes on whatever it does.
-                logger.exception("the engine could not follow the mode %s", mode)
+        try:
+            follow(policy)
+        except Exception:
+            # The callback is the connector's; the ledger goes on whatever it does.
+            logger.exception("the engine could not follow the policy %s", policy)
 
     def forget_policy(self) -> None:
         """The ledger does not know us: it may be another one, with versions of its own."""

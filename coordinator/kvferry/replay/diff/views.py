@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvferry.core.leases import is_lease
+from kvferry.core.retention_settings import in_words
 from kvferry.core.slots_state import SlotState, held
 from kvferry.core.state import NodeState, OfferState, SpaceState, TransferState
 from kvferry.core.story import LEASES
@@ -20,6 +21,8 @@ def policy(space: SpaceState) -> Fields:
     return {
         "mode": space.mode,
         "modes": dict(sorted(space.modes.items())),
+        "retention": space.retention.given(),
+        "retentions": {node: in_words(own) for node, own in sorted(space.retentions.items())},
         "policy_version": space.policy_version,
         "term": space.term,
         "leader": space.leader,

@@ -12,11 +12,12 @@ from typing import Protocol
 import msgspec
 
 from kvferry.core.leases import HOST
-from kvferry.core.retention import END, LEASE, TO_HOST, Action, Retention
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import END, LEASE, TO_HOST, Action
 from kvferry.core.retention_gaps import GapModel
 from kvferry.core.retention_keeper import keeper
 from kvferry.core.retention_turnover import Turnover
-from kvferry.core.retention_value import Chain, Memory, Rules
+from kvferry.core.retention_value import Budgets, Chain, Memory, Rules
 from kvferry.replay.nodes.host import ChainHost
 from kvferry.replay.nodes.pool import BlockPool
 
@@ -80,15 +81,23 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.chain[-1])
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much an engine keeps, and for how long."""
+
+    rules: Rules
+    budget: int
+    """Blocks that leases may hold."""
+    watermark: int
+    """Leases end while fewer are free."""
+
+
 class ChainLeases:
     """The chains that an engine keeps.
 
     Args:
         engine: whose memory it is.
         host_blocks: size of the engine's host tier; 0 for none.
-        budget: blocks that leases may hold.
-        watermark: leases end while fewer are free.
-        rules: what an operator may set.
+        limits: what an operator may set.
         shares: how much each engine is to keep, by name; read whenever that matters.
         chains_max: chains that are remembered, the last ones; None for all.
     """
@@ -98,15 +107,13 @@ class ChainLeases:
         engine: Engine,
         *,
         host_blocks: int,
-        budget: int,
-        watermark: int,
-        rules: Rules,
+        limits: Limits,
         shares: Mapping[str, int],
         chains_max: int | None = None,
     ) -> None:
         self._engine = engine
-        self._budget, self._watermark = budget, watermark
-        self._retention = Retention(rules)
+        self._limits, self._host_budget = limits, host_blocks
+        self._retention = Retention(limits.rules)
         self._shares = shares
         self._turnover = Turnover()
         self.host = ChainHost(host_blocks, self._host_lost)
@@ -124,6 +131,13 @@ class ChainLeases:
     def advise(self, gaps: GapModel) -> None:
         """What the coordinator learned about sessions."""
         self._retention.gaps = gaps
+
+    def keep_by(self, limits: Limits, host_blocks: int) -> None:
+        """Keep by other limits from now on, in no more of the host tier than it has."""
+        self._limits, self._host_budget = limits, min(host_blocks, self.host.capacity)
+        self._retention.rule(limits.rules)
+        budgets = Budgets(lease_blocks=limits.budget, host_blocks=self._host_budget)
+        self._do(self._retention.fit(self._engine.now_s, self._memory(), budgets))
 
     def left(self, left: Left) -> None:
         """A request ended; its chain is ready, still held, and given back right after."""
@@ -174,12 +188,12 @@ class ChainLeases:
         turnover.took(pool.handed_out - turnover.total)
         return Memory(
             free=pool.free,
-            budget=self._budget,
-            watermark=self._watermark,
+            budget=self._limits.budget,
+            watermark=self._limits.watermark,
             needed=needed,
             handed_out=turnover.total,
             per_s=turnover.per_s(self._engine.now_s),
-            host_budget=self.host.capacity,
+            host_budget=self._host_budget,
         )
 
     def _do(self, actions: Iterable[Action]) -> None:

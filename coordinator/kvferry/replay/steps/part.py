@@ -121,4 +121,4 @@ def _nodes_of(change: Change, space: SpaceState) -> set[str]:
     if change.kind == TRANSFER:
         one = space.transfers.get(change.id)
         return set() if one is None else {one.source, one.target}
-    return {change.id.removeprefix("modes.")}
+    return {change.id.removeprefix("modes.").removeprefix("retentions.")}

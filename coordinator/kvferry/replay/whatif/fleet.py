@@ -87,6 +87,15 @@ class Fleet:
                 self.alike[name] = node.name
                 self._begin(msgspec.structs.replace(node, name=name))
 
+    def keeps(self, said: Mapping[str, Keeping]) -> None:
+        """From now on these nodes keep so, where this policy changes nothing of it."""
+        self._said.update(said)
+        for name, engine in self.engines.items():
+            now = said.get(self.alike.get(name, name))
+            if now is not None:
+                block_bytes = self.view.nodes[name].block_bytes
+                engine.keep_by(self.policy.keeping(now, block_bytes))
+
     def gone(self, name: str) -> None:
         """A node is there no more, and what it held neither."""
         self.engines.pop(name, None)

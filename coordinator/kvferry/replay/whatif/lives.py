@@ -18,7 +18,7 @@ from kvferry.core.events import (
     TransferFailed,
     Transferred,
 )
-from kvferry.core.retention import HANDOVER, RETAIN
+from kvferry.core.retention_actions import HANDOVER, RETAIN
 
 LIVES_MAX = 100_000
 """Requests under way at a time that are remembered; the oldest are forgotten."""

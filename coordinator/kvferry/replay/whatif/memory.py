@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from kvferry.ids import sample_stride
-from kvferry.replay.nodes.leases import ChainLeases
+from kvferry.replay.nodes.leases import ChainLeases, Limits
 from kvferry.replay.nodes.pool import BlockPool
 from kvferry.replay.whatif.policy import Keeping
 
@@ -77,11 +77,23 @@ class Engine:
         self.leases = ChainLeases(
             self,
             host_blocks=keeping.host_blocks // grain,
-            budget=keeping.lease_blocks // grain,
-            watermark=keeping.watermark_blocks // grain,
-            rules=keeping.rules,
+            limits=self._limits(),
             shares=shares,
             chains_max=CHAINS_MAX,
+        )
+
+    def keep_by(self, keeping: Keeping) -> None:
+        """Keep so from now on. The size of its pool stays, and of its host tier only a share may
+        be used."""
+        self.keeping = keeping
+        self.leases.keep_by(self._limits(), keeping.host_blocks // self.grain)
+
+    def _limits(self) -> Limits:
+        keeping = self.keeping
+        return Limits(
+            rules=keeping.rules,
+            budget=keeping.lease_blocks // self.grain,
+            watermark=keeping.watermark_blocks // self.grain,
         )
 
     @property

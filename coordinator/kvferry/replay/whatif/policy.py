@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from kvferry.core.cost import LinkCost, pair_key
+from kvferry.core.kept import kept
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.core.retention_value import Rules
 from kvferry.core.state import NodeState
 from kvferry.errors import ConfigError
-
-LEASE_BUDGET, FREE_WATERMARK = 0.10, 0.05
-"""Shares of a pool that are taken where a node does not say how it keeps: the connector's
-defaults."""
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,15 +110,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                     )
 
 
-def said_by(node: NodeState, lease_blocks: int, lease_ms: int, watermark_blocks: int) -> Keeping:
-    """How a node keeps as it says itself; with the defaults where ``lease_blocks`` is below 0."""
-    unsaid = lease_blocks < 0
+def said_by(node: NodeState, settings: RetentionSettings) -> Keeping:
+    """How a node kept under the settings in force then."""
+    now = kept(node, settings)
     return Keeping(
         blocks=node.blocks,
-        lease_blocks=int(node.blocks * LEASE_BUDGET) if unsaid else lease_blocks,
-        watermark_blocks=int(node.blocks * FREE_WATERMARK) if unsaid else watermark_blocks,
-        host_blocks=node.host_blocks,
-        rules=Rules() if unsaid or lease_ms <= 0 else Rules(lease_ms=lease_ms),
+        lease_blocks=now.lease_blocks,
+        watermark_blocks=now.watermark_blocks,
+        host_blocks=now.host_blocks,
+        rules=now.rules,
+        min_pull_tokens=node.min_pull_tokens,
     )
 
 

@@ -15,6 +15,7 @@ from kvferry.core.events import (
     NodeClosed,
     NodeJoined,
     NodeLeft,
+    PolicySet,
     Requested,
     RequestEnded,
     TurnEnded,
@@ -31,7 +32,7 @@ from kvferry.replay.whatif.fold import Fold
 from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.naming import Names
 from kvferry.replay.whatif.order import InOrder
-from kvferry.replay.whatif.policy import Policy
+from kvferry.replay.whatif.policy import Policy, said_by
 from kvferry.replay.whatif.tally import Tally
 from kvferry.replay.whatif.twins import Twins
 
@@ -153,11 +154,13 @@ class Study:
             self.figures.errors.add(outcome)
         # Nodes come and go in the same order as requests: what ran before a node went is in it yet.
         if isinstance(event, NodeJoined) and event.block_size > 0:
-            come = partial(self._space(one.space).joined, one.node, event)
+            come = partial(self._space(one.space).joined, one.node)
             self._order.add(wall_ms, stored_ms, lambda now_s: come())
         elif isinstance(event, NodeLeft | NodeClosed):
             node = event.node if isinstance(event, NodeLeft) else one.node
             self._order.add(wall_ms, stored_ms, lambda now_s: self._gone(one.space, node))
+        elif isinstance(event, PolicySet) and event.keeps and one.space in self._spaces:
+            self._keeps(one.space, wall_ms, stored_ms)
         elif isinstance(event, Requested | RequestEnded) and one.space in self._spaces:
             life = ahead.lives.of(one.space, one.node, event.request)
             if life is not None:
@@ -190,6 +193,15 @@ class Study:
         if parts and turn.ttft_ms > 0:
             moves, computes = zip(*parts, strict=True)
             self.figures.by_turn.add(turn.ttft_ms, sum(moves), sum(computes))
+
+    def _keeps(self, name: str, wall_ms: int, stored_ms: int) -> None:
+        """An operator has set how nodes keep: from then on, for those that are there then."""
+        space = self._fold.state.space(name)
+        said = {
+            node.name: said_by(node, space.retention_of(node.name))
+            for node in joined_nodes(space).values()
+        }
+        self._order.add(wall_ms, stored_ms, lambda now_s: self._spaces[name].keeps(said))
 
     def _gone(self, space: str, node: str) -> None:
         if space in self._spaces:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
 
-from kvferry.core.events import NodeJoined, RequestEnded
-from kvferry.core.state import SpaceState
+from kvferry.core.events import RequestEnded
+from kvferry.core.state import NodeState, SpaceState
 from kvferry.ids import sample_stride
 from kvferry.replay.whatif.again import prompt_chain
 from kvferry.replay.whatif.choose import Chooser, Found
@@ -13,7 +13,7 @@ from kvferry.replay.whatif.figures import Figures
 from kvferry.replay.whatif.fleet import DECODE, Fleet, joined_nodes
 from kvferry.replay.whatif.lives import Life
 from kvferry.replay.whatif.naming import Names
-from kvferry.replay.whatif.policy import Policy, said_by
+from kvferry.replay.whatif.policy import Keeping, Policy, said_by
 
 FOUND_MAX = 100_000
 """Requests under way at a time."""
@@ -34,9 +34,7 @@ class Twins:
         """What is known already where the range begins: nodes, and what they offer."""
         space = self._real
         for node in joined_nodes(space).values():
-            self.told_keeping = False
-            for fleet in (self.base, self.other):
-                fleet.joined(node, said_by(node, -1, 0, 0))
+            self._begin(node)
         for offer in sorted(space.offers.values(), key=lambda one: one.stored_ms):
             if not offer.base:
                 chain = self._names.of(offer.session, offer.hashes, offer.count)
@@ -51,7 +49,7 @@ class Twins:
         for fleet in (self.base, self.other):
             fleet.go_on(now_s)
 
-    def joined(self, name: str, event: NodeJoined) -> None:
+    def joined(self, name: str) -> None:
         node = self._real.nodes.get(name)
         known = self.base.view.nodes.get(name)
         if node is None:
@@ -61,11 +59,18 @@ class Twins:
             for fleet in (self.base, self.other):
                 fleet.view.nodes[name] = node
             return
-        self.told_keeping = self.told_keeping and event.lease_blocks >= 0
-        said = said_by(node, event.lease_blocks, event.lease_ms, event.watermark_blocks)
-        said = msgspec.structs.replace(said, min_pull_tokens=event.min_pull_tokens)
+        self._begin(node)
+
+    def _begin(self, node: NodeState) -> None:
+        self.told_keeping = self.told_keeping and node.lease_blocks >= 0
+        said = said_by(node, self._real.retention_of(node.name))
         for fleet in (self.base, self.other):
             fleet.joined(node, said)
+
+    def keeps(self, said: Mapping[str, Keeping]) -> None:
+        """An operator has set how nodes keep."""
+        for fleet in (self.base, self.other):
+            fleet.keeps(said)
 
     def gone(self, name: str) -> None:
         for fleet in (self.base, self.other):
