@@ -33,7 +33,8 @@ SAMPLE_TOKENS = 128
 """Ledger, plans and index carry one hash per so many tokens (each block if blocks are larger)."""
 
 ROUTER_SPACE = SpaceId("router")
-"""The reserved space token under which routers write their facts."""
+"""The reserved space token under which nodes that share no KV write their facts: routers, and
+prefill engines that only send to decode nodes of TileRT."""
 
 
 def sample_stride(block_size: int) -> int:

@@ -216,8 +216,14 @@ def _print_misses(misses: list[Document]) -> None:
 
 def _print_routers(routers: Document) -> None:
     if routers["nodes"]:
-        names = ", ".join(f"{one['name']} ({one['status']})" for one in routers["nodes"])
+        names = ", ".join(_router(one) for one in routers["nodes"])
         render.line(f"\nrouters: {names}; {render.number(routers['turns'])} turns answered")
+
+
+def _router(node: Document) -> str:
+    """A prefill engine that only sends to TileRT's nodes stands among the routers, by its role."""
+    other = f", {node['role']}" if node["role"] not in ("", "router") else ""
+    return f"{node['name']} ({node['status']}{other})"
 
 
 def _print_quarantine(quarantined: Document) -> None:
