@@ -11,6 +11,7 @@ from kvferry.core.state import JOINED, State
 from kvferry.errors import CodecError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort, Stored, StreamBounds
 from kvferry.replay.audit.finding import Check, End, Finding, Findings, Seen
+from kvferry.replay.audit.keeping import Keeping
 from kvferry.replay.audit.lanes import Lanes
 from kvferry.replay.audit.leadership import Leadership
 from kvferry.replay.audit.leases import Leases
@@ -130,13 +131,13 @@ async def audit(
     whole = begin == 1
     found = Findings(FINDINGS_MAX)
     predictions = Predictions()
+    state = State() if begin <= 1 else await fold_to(log, to_seq=begin - 1)
     checks: list[Check] = [
         *(Requests(), Transfers(whole), Leases(), Leadership(), Slots(whole), Sends(whole)),
-        predictions,
+        *(Keeping(state), predictions),
     ]
     reader = _Reader(checks, whole, found)
     total = end - begin + 1 + blocks.last - blocks.first + 1
-    state = State() if begin <= 1 else await fold_to(log, to_seq=begin - 1)
     reader.begin(begin)
     async with closing(between(log, FACTS_STREAM, begin, end)) as messages:
         async for stored in messages:
