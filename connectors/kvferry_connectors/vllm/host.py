@@ -217,8 +217,8 @@ class HostTier:
         run, over = self.table.settle(self._run)
         self._forget(over)
         if run is not None:
-            offered = HostOffered(run.id, list(run.hashes), chain.request, chain.session)
-            self._outbox.hand_over(offered)
+            named = chain.request, chain.session, chain.tenant
+            self._outbox.hand_over(HostOffered(run.id, list(run.hashes), *named))
         self.on_moved(chain.key, chain.whole)
 
     def _stop_copying(self) -> None:

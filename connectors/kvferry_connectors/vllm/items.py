@@ -93,6 +93,7 @@ class HostOffered(NamedTuple):
     hashes: list[bytes]
     request: str
     session: str
+    tenant: str = ""
 
 
 class HostEvicted(NamedTuple):

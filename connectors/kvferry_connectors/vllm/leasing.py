@@ -51,6 +51,8 @@ class OfferedChain(Chain, kw_only=True, gc=False):
     """The engine's own list, of which the chain has the first ``len(blocks)``."""
     named: str
     """Its session as the ledger knows it: ``session`` has the tenant's salt in it."""
+    tenant: str
+    """The tag of that salt; empty without one."""
 
 
 class Leasing:
@@ -154,6 +156,7 @@ class Leasing:
             kept_elsewhere=not awaited and self._kept_at(tracked.source, tracked.session),
             hashes=tracked.hashes,
             named=tracked.session,
+            tenant=tracked.tenant,
         )
         self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
 
@@ -286,7 +289,8 @@ class Leasing:
         assert isinstance(chain, OfferedChain)
         assert self.host is not None
         hashes = chain.hashes[: len(chain.blocks)]
-        self.host.copy(ToHost(key, hashes, chain.blocks, session=chain.named))
+        copy = ToHost(key, hashes, chain.blocks, session=chain.named, tenant=chain.tenant)
+        self.host.copy(copy)
 
     def _end(self, key: str, reason: str) -> None:
         if key not in self._leases:

@@ -26,7 +26,7 @@ class _Offer:
         self.rev = 1
         self.request = item.request
         self.session = item.session
-        self.tenant = item.tenant if isinstance(item, Offered) else ""
+        self.tenant = item.tenant
 
     @property
     def tail(self) -> bytes:

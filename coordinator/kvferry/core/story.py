@@ -170,6 +170,11 @@ def _transfer_failed(node: str, event: TransferFailed) -> str:
 
 def _pin_ended(node: str, event: PinEnded) -> str:
     why = PIN_ENDS.get(event.how, event.how)
+    if not event.granted:
+        return (
+            f"{node} lent {event.target} nothing: {why}{_extra(event.detail)}, "
+            f"transfer {event.transfer}"
+        )
     return (
         f"{node} held {_n(event.granted, 'block')} for {event.target} during {_ms(event.held_ms)}: "
         f"{why}{_extra(event.detail)}, transfer {event.transfer}"

@@ -120,7 +120,9 @@ def _apart(wanted: Wanted, kept: Kept, background: Background) -> MissCause:
             _of(cause, kept, 0), source_space=kept.space, differs=differs
         )
     tenant = wanted.asked.tenant if wanted.asked is not None else ""
-    if wanted.asked is not None and kept.tier != HOST and kept.tenant != tenant:
+    # Older records have no tag of what is in the host tier.
+    tagged = kept.tenant or kept.tier != HOST
+    if wanted.asked is not None and tagged and kept.tenant != tenant:
         text = (
             f"refused: another tenant's: {tie} {kept.node}'s {run}, made under "
             f"{_salt(kept.tenant)}, and this request has {_salt(tenant)}"

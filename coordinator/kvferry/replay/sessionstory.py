@@ -86,11 +86,7 @@ def conclude_transfer(transfer: str, items: Sequence[StoryItem]) -> tuple[str, s
     cure = ""
     asked = next((one for one in items if isinstance(one.body, Requested)), None)
     if asked is not None and isinstance(asked.body, Requested):
-        body = asked.body
-        parts.append(
-            f"transfer {transfer}: {asked.node} was granted {counted(body.granted, 'block')} of "
-            f"{body.wanted:,} by {body.source} for request {body.request}{predicted(body)}"
-        )
+        parts.append(f"transfer {transfer}: {_begun(asked.node, asked.body)}")
     ended = False
     for one in items:
         match one.body:
@@ -106,7 +102,18 @@ def conclude_transfer(transfer: str, items: Sequence[StoryItem]) -> tuple[str, s
                 cure = cure_of("transfer_failed", lost.reason, lost.source)
             case PinEnded() as pin:
                 why = PIN_ENDS.get(pin.how, pin.how)
-                parts.append(f"{one.node} held them for {duration(pin.held_ms)} and says: {why}")
+                held = f"held them for {duration(pin.held_ms)}" if pin.granted else "lent none"
+                parts.append(f"{one.node} {held} and says: {why}")
     if not ended:
         parts.append("its outcome is not on record: it still runs, or its target is gone")
     return "; ".join(parts), cure
+
+
+def _begun(node: str, asked: Requested) -> str:
+    """What was known when it began: by a hint nobody had been asked yet."""
+    blocks = f"{asked.granted:,} of {counted(asked.wanted, 'block')}"
+    for_whom = f"for request {asked.request}{predicted(asked)}"
+    if asked.source == node:
+        return f"{node} began to load {blocks} from its own host tier {for_whom}"
+    by = f" by {asked.basis}" if asked.basis else ""
+    return f"{node} began to pull {blocks} from {asked.source}{by} {for_whom}"

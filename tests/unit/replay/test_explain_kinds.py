@@ -144,9 +144,9 @@ async def test_a_transfer_is_told_with_its_prediction_and_its_sources_word() -> 
     assert story.kind == "transfer"
     assert story.requests == ("turn-2-p",)
     assert story.conclusion == (
-        "transfer p0.7: p0 was granted 64 blocks of 66 by d0 for request turn-2-p (predicted: 12 "
-        "ms to move against 90 ms to compute); d0 held them for 22 ms and says: the blocks were "
-        "as promised; 64 blocks arrived over tcp in 23 ms and were used"
+        "transfer p0.7: p0 began to pull 64 of 66 blocks from d0 by hint for request turn-2-p "
+        "(predicted: 12 ms to move against 90 ms to compute); d0 held them for 22 ms and says: "
+        "the blocks were as promised; 64 blocks arrived over tcp in 23 ms and were used"
     )
 
 

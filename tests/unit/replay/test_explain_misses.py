@@ -226,9 +226,9 @@ async def test_a_failed_transfer_says_where_why_and_what_its_source_lost() -> No
     alone = await told(*moments, asked="p0.1")
     assert (alone.kind, alone.requests) == ("transfer", ("turn-2",))
     assert alone.conclusion == (
-        "transfer p0.1: p0 was granted 64 blocks of 66 by d0 for request turn-2; d0 held them for "
-        "30 ms and says: blocks were reused meanwhile, the target recomputes; it failed at "
-        "settle: the source had reused a block before the read was settled, fenced by "
+        "transfer p0.1: p0 began to pull 64 of 66 blocks from d0 for request turn-2; d0 held "
+        "them for 30 ms and says: blocks were reused meanwhile, the target recomputes; it "
+        "failed at settle: the source had reused a block before the read was settled, fenced by "
         "socket_closed; the prompt was computed"
     )
 

@@ -130,20 +130,6 @@ async def test_a_hint_of_another_prompt_diverges_at_its_first_token() -> None:
     assert only(await told.wanted("not_offered")).how == "never_produced"
 
 
-async def test_another_tenants_blocks_are_refused_not_diverged() -> None:
-    told = await Told().begin()
-    await told.at(1.0, "d0", foreign("d0.1", session="s-1", tenant="aaaa"))
-    cause = only(await told.wanted("nothing_held", session="s-1", tenant="bbbb"))
-    assert (cause.how, cause.reason) == ("refused", "tenant")
-    assert "made under another cache_salt (tag aaaa)" in cause.text
-    assert "this request has another cache_salt (tag bbbb)" in cause.text
-    cause = only(await told.wanted("nothing_held", session="s-1"))
-    assert (cause.how, cause.reason) == ("refused", "tenant")
-    assert "this request has no cache_salt" in cause.text
-    # The control: the same tenant's other prompt.
-    assert only(await told.wanted("nothing_held", session="s-1", tenant="aaaa")).how == "diverged"
-
-
 async def test_another_space_is_refused_with_what_differs() -> None:
     told = await Told().begin()
     for node, space, dtype in (("p1", SPACE, "float32"), ("d1", OTHER, "bfloat16")):

@@ -43,7 +43,7 @@ class Retained(Event, frozen=True, kw_only=True, omit_defaults=True):
     client asked), ``expected`` (its next turn is likely and memory is short)."""
     tenant: str = ""
     """Tag of the ``cache_salt`` that the blocks were made under, as ``requested`` has it; empty
-    without a salt, and for blocks in the host tier."""
+    without a salt. Older records have none for blocks in the host tier."""
 
 
 class Evicted(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,7 +19,7 @@ class ToHost:
         at: blocks from the first on that the host tier has.
     """
 
-    __slots__ = ("at", "blocks", "hashes", "key", "request", "session")
+    __slots__ = ("at", "blocks", "hashes", "key", "request", "session", "tenant")
 
     def __init__(
         self,
@@ -29,12 +29,14 @@ class ToHost:
         *,
         request: str = "",
         session: str = "",
+        tenant: str = "",
     ) -> None:
         self.key = key
         self.hashes = hashes
         self.blocks = blocks
         self.request = request
         self.session = session
+        self.tenant = tenant
         self.at = 0
 
     @property
