@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.advise.told import Told, computed
 from tests.unit.cli.support import converse
@@ -42,6 +43,18 @@ def test_observed_hints_are_weighed_with_what_blocks_and_links_are_known_to_be(
     report = told.report()
     assert report.saved_s == pytest.approx(20 * (0.4 - 0.003 - took_s))
     assert f"{OBSERVED} {taken}" in report.assumptions
+
+
+def test_a_request_that_ended_before_its_observed_plan_costs_no_move() -> None:
+    told = Told(Costs(kv_bytes_per_token=1_000, link_gb_per_s=0.01))
+    asked = Requested(request="o", source="d", granted=50, miss="observe")
+    told.at(0, "p", asked, computed("o", miss="observe"))
+    alone = told.report()
+    told.at(1, "p", Requested(request="late", miss="observe"), computed("late", miss="observe"))
+    assert told.report().saved_s == pytest.approx(alone.saved_s)
+    told.at(2, "p", msgspec.structs.replace(asked, request="again"))
+    told.at(2, "p", computed("again", miss="observe"))
+    assert told.report().saved_s == pytest.approx(2 * alone.saved_s), "the control"
 
 
 def test_of_nodes_whose_joining_is_gone_the_ledger_says_so_and_options_count() -> None:

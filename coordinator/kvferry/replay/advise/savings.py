@@ -54,6 +54,8 @@ class Savings:
             return 0.0, 0.0
         recompute_s = _seconds(asked.recompute_ms)
         if (ended.miss or asked.miss) == OBSERVE:
+            if not asked.granted:
+                return 0.0, 0.0  # It ended before its plan: nobody knows of anything to move.
             move_s = _seconds(asked.predicted_ms) or self._guesses.move_s(
                 part.space, part.node, asked, known_tokens
             )
