@@ -7,6 +7,8 @@ real vLLM engines are one group, the last: engines side by side starve each othe
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from xdist.scheduler import LoadGroupScheduling
 
@@ -19,6 +21,13 @@ class FilesAndGroups(LoadGroupScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return super()._split_scope(nodeid).partition("::")[0]
+
+
+def pytest_configure() -> None:
+    # A shell that starts the tests in the background has SIGINT ignored, and what is ignored stays
+    # so in every command that a test interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndGroups:

@@ -165,11 +165,11 @@ def quick(**changes: Any) -> CoordinatorSettings:
 
 @asynccontextmanager
 async def running(log: Any, **changes: Any) -> AsyncIterator[Coordinator]:
-    """A coordinator that has loaded."""
+    """A coordinator that has loaded and can be asked."""
     coordinator = Coordinator(log, log, log, quick(**changes))
     task = asyncio.create_task(coordinator.run())
     try:
-        await until(lambda: coordinator.projector.loaded, "the coordinator loads")
+        await until(coordinator.announcer.listening.is_set, "the coordinator listens")
         yield coordinator
     finally:
         await coordinator.stop()

@@ -24,9 +24,10 @@ from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 
 PROMPT = chain("fork", 64)
-BLOCK_BYTES = 24_000_000
-MOVE_S = 0.3
-"""What 64 such blocks take at the rate that is guessed of a link that nobody knows."""
+BLOCK_BYTES = 96_000_000
+MOVE_S = 1.2
+"""What 64 such blocks take at the rate that is guessed of a link that nobody knows; long beside
+what a busy machine keeps an answer waiting."""
 NODES = 8
 BOUND_S = 60.0
 
