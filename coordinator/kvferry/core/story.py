@@ -190,12 +190,16 @@ def _request_ended(node: str, event: RequestEnded) -> str:
         f"{event.pulled_tokens:,} pulled" + (f" from {event.source}" if event.source else ""),
         f"{event.computed_tokens:,} {rest}",
     ]
-    first = f", first token after {_ms(event.ttft_ms)}" if event.output_tokens else ""
+    timed = event.output_tokens and not (event.kept_blocks or event.not_kept)
+    first = f", first token after {_ms(event.ttft_ms)}" if timed else ""
+    kept = f"; {_n(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
+    if event.not_kept:
+        kept = f"; nothing kept: {event.not_kept}"
     miss = f"; nothing pulled: {event.miss}" if event.miss and not event.pulled_tokens else ""
     return (
         f"{node} ended request {event.request} ({event.outcome}): "
         f"{_n(event.prompt_tokens, 'prompt token')} = {' + '.join(parts)}, "
-        f"{_n(event.output_tokens, 'token')} out{first}{miss}"
+        f"{_n(event.output_tokens, 'token')} out{first}{miss}{kept}"
     )
 
 

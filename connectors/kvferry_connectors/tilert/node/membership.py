@@ -19,6 +19,7 @@ from kvferry_connectors.tilert.node.member import Member
 from kvferry_connectors.tilert.node.received import form_of
 from kvferry_connectors.tilert.node.settings import NodeOptions
 from kvferry_connectors.tilert.node.tier import Draft
+from kvferry_connectors.tilert.node.truth import NodeTruth
 from kvferry_connectors.tilert.origin import Origin, OriginRefused
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.offers import Out
@@ -55,8 +56,13 @@ class Membership:
             settings = msgspec.convert(given, NodeSettings)
         except msgspec.ValidationError as error:
             raise ConfigError(f"--nats, --node or a credential: {error}") from error
+        truth = NodeTruth(self._exports, lambda: self._book, lambda: self.member)
         self.agent = NodeAgent(
-            settings, self.outbox, on_mode=self._mode_set, inventory=self._inventory
+            settings,
+            self.outbox,
+            on_mode=self._mode_set,
+            inventory=self._inventory,
+            truth=truth,
         )
         self.agent.start()
 

@@ -36,8 +36,8 @@ class Received:
                 f"has {profile.layout_version(self.form)}",
             )
         self._server = server
-        self._slot = server.state_snapshot()
-        if self._slot["rid"] != origin.rid or self._slot["state"] != _COMPLETE:
+        self._slot = _slot_of(server)
+        if self._slot[:2] != (origin.rid, _COMPLETE):
             raise OriginRefused("overwritten", f"the slot is {self._slot}")
         shape = Shape(
             profile=profile,
@@ -54,7 +54,7 @@ class Received:
 
     def intact(self) -> bool:
         """Whether everything read until now was this prompt's."""
-        return bool(self._server.state_snapshot() == self._slot)
+        return _slot_of(self._server) == self._slot
 
     def rows(self, layer: int, first: int, last: int) -> Any:
         """Of the tokens ``first`` to ``last - 1``: (tokens, row bytes) uint8, on its device."""
@@ -95,6 +95,12 @@ def form_of(origin: Origin) -> RowFormat:
                 f"{origin.block_tokens} tokens, which has {wanted}",
             )
     return form
+
+
+def _slot_of(server: Any) -> tuple[Any, Any, Any]:
+    """Whose prompt the buffer holds. Senders that have yet to hang up change nothing."""
+    found = server.state_snapshot()
+    return found["rid"], found["state"], found["generation"]
 
 
 def _listed(given: Any) -> tuple[int, ...]:

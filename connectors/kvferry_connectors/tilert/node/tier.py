@@ -2,7 +2,7 @@
 
 The table and the order in which chains give way are those of vLLM's host tier
 (:mod:`kvferry.node.export.host`); so are the pins on them. All methods run on the keeper's thread,
-but :meth:`Tier.present`.
+but those that say otherwise.
 """
 
 from __future__ import annotations
@@ -66,9 +66,13 @@ class Tier:
         """The chain hash of a block by the node's number of it. Any thread."""
         return self._table.present(block - FIRST)
 
-    def __len__(self) -> int:
-        """Blocks kept."""
-        return len(self._table)
+    def held(self, chain: Sequence[bytes]) -> int:
+        """How many blocks of a chain are in slots, from the first on. Any thread."""
+        for count, chain_hash in enumerate(chain):
+            slot = self._table.slot(chain_hash)
+            if slot is None or self._table.present(slot) != chain_hash:
+                return count
+        return len(chain)
 
     def begin(self, hashes: Sequence[bytes], session: str) -> Draft:
         """Take slots for a prompt's full blocks.
@@ -76,19 +80,25 @@ class Tier:
         Raises:
             OriginRefused: ``no_room``.
         """
+        if len(hashes) >= self._table.slots:  # At least one more follows, or nothing is kept.
+            raise self._too_long(len(hashes) + 1)
         now_s = self._clock()
         for tail, _ in self._exports.take_reads():
             self._table.use(tail, now_s)
         draft = Draft(f"{self._incarnation}.{next(self._counter)}")
         self._table.begin(draft.run, session, now_s)
-        self._add(draft, hashes)
+        try:
+            self._add(draft, hashes)
+        except OriginRefused:
+            self.drop(draft)
+            raise
         return draft
 
     def extend(self, draft: Draft, hashes: Sequence[bytes]) -> list[int]:
         """Take slots for what was generated; those of the new blocks, in order.
 
         Raises:
-            OriginRefused: ``no_room``.
+            OriginRefused: ``no_room``; the draft is still to be dropped.
         """
         before = len(draft.slots)
         self._add(draft, hashes)
@@ -130,12 +140,7 @@ class Tier:
 
     def _add(self, draft: Draft, hashes: Sequence[bytes]) -> None:
         if len(draft.hashes) + len(hashes) > self._table.slots:
-            self.drop(draft)
-            raise OriginRefused(
-                "no_room",
-                f"the chain has {len(draft.hashes) + len(hashes)} blocks, the host tier "
-                f"{self._table.slots}; raise --host-tier-bytes",
-            )
+            raise self._too_long(len(draft.hashes) + len(hashes))
         there = 0
         if draft.have == len(draft.hashes):  # Behind a block that is missing none is held.
             there = self._table.reach(hashes, 0, len(hashes))
@@ -147,12 +152,18 @@ class Tier:
         draft.hashes += hashes
         draft.slots += taken.slots
         if len(taken.slots) < missing:
-            self.drop(draft)
             raise OriginRefused(
                 "no_room",
                 f"{missing} more blocks are needed and {len(taken.slots)} can be had: the others "
                 "are being read",
             )
+
+    def _too_long(self, blocks: int) -> OriginRefused:
+        held = self._table.slots
+        return OriginRefused(
+            "no_room",
+            f"the chain has {blocks} blocks, the host tier {held}; raise --host-tier-bytes",
+        )
 
     def _gone(self, taken: Taken, reason: str) -> None:
         """Tell peers and the ledger of what is not there any more."""
