@@ -104,6 +104,8 @@ class Joiner:
         self._ready = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._root = b""
+        """Parent of a chain's first block, once it was asked for."""
         self.joined: Joined | None = None
         """Set last; the engine thread only reads it."""
         self.problem = ""
@@ -198,8 +200,6 @@ class Joiner:
         return joined
 
     def _space(self, joined: Joined) -> neighbours.SpaceFacts:
-        from vllm.v1.core import kv_cache_utils
-
         return neighbours.SpaceFacts(
             space=joined.space,
             components=joined.components,
@@ -207,7 +207,7 @@ class Joiner:
             block_bytes=joined.rank_block_bytes,
             ranks=joined.ranks,
             algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
-            root=bytes(kv_cache_utils.NONE_HASH),
+            root=self._root,
             key=self._key,
         )
 
@@ -222,6 +222,7 @@ class Joiner:
                 self.problem = "vLLM never set its block hash seed"
                 log.error("kvferry serves without sharing: %s", self.problem)
                 return None
+        self._root = bytes(kv_cache_utils.NONE_HASH)
         function = get_hash_fn_by_name(self._config.cache_config.prefix_caching_hash_algo)
         size = int(self._config.cache_config.block_size)
         probe = kv_cache_utils.hash_block_tokens(function, None, list(range(size)), None)
