@@ -10,7 +10,7 @@ TORCH_ARGS ?=
 ARGS       ?=
 TESTS      ?= tests
 # Of the tests; tests/conftest.py says what stays together. ARGS="-n 0" runs them in one process.
-WORKERS    ?= 3
+WORKERS    ?= 2
 PIP        := $(BIN)/python -m pip --disable-pip-version-check
 
 BROWSERS     := chromium chromium-browser google-chrome google-chrome-stable

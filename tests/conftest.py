@@ -1,8 +1,8 @@
 """Which tests stay together where workers share them, as in ``make test``.
 
 A worker gets whole files, for what a module shares is made once there. Wider groups have a name:
-each kind of backend of the contract, and what wants the one pool of TileRT nodes. Tests with
-real vLLM engines are one group, the last: engines side by side starve each other.
+what wants the one pair of engines, the one pool of TileRT nodes, and each kind of backend of the
+contract. Tests with real engines come first, for they take longest and leave half a core idle.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import signal
 import pytest
 from xdist.scheduler import LoadGroupScheduling
 
-ENGINES = "engines"
-POOL = "tilert-pool"
+SHARED = ("pair", "parts")
+"""Fixtures of the session that are dear to make: their tests go to one worker."""
 
 
 class FilesAndGroups(LoadGroupScheduling):
@@ -35,17 +35,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndG
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sharing = {item.path: name for item in items for name in SHARED if name in wanted(item)}
     for item in items:
-        if name := group(item):
+        if name := sharing.get(item.path) or backend_kind(item):
             item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: group(item) == ENGINES)
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
 
 
-def group(item: pytest.Item) -> str:
-    """The named group of a test; empty where its file is its group."""
-    if item.get_closest_marker("engine"):
-        return ENGINES
-    if "parts" in getattr(item, "fixturenames", ()):
-        return POOL
-    kind = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+def wanted(item: pytest.Item) -> list[str]:
+    """The names of a test's fixtures."""
+    return list(getattr(item, "fixturenames", ()))
+
+
+def backend_kind(item: pytest.Item) -> str:
+    """The kind of backend that a test of the contract is about; empty for other tests."""
+    callspec = getattr(item, "callspec", None)
+    kind = callspec.params.get("kind") if callspec is not None else None
     return str(getattr(kind, "label", ""))
