@@ -160,6 +160,11 @@ class DecodeNode:
     def thaw(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
 
+    def end(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self._process.terminate()
+        self._process.wait(STOP_S)
+
     def stop(self) -> None:
         """End it and reap it."""
         self.kill()

@@ -16,14 +16,15 @@ from tests.tilert.spy import SpyEngine
 
 FOLDER = "KVFERRY_PLAYBACK"
 """Environment: the folder of the engine's files."""
-SLOW_S = 3.0
+SLOW_S_MAX = 60.0
+_POLL_S = 0.01
 
 
 class PlaybackEngine(SpyEngine):
     """Beside the spy's own, files of ``folder`` steer it:
 
     - ``rows.pt``: of each layer (ki, kv, pe) of a whole sequence;
-    - ``slow``: while it exists, rows come late;
+    - ``slow``: while it exists, no rows come;
     - ``garbage``: while it exists, rows of another sequence come;
     - ``fail``: while it exists, the generation fails.
     """
@@ -42,8 +43,9 @@ class PlaybackEngine(SpyEngine):
         """What the real engine's caches would hold of these positions."""
         import torch
 
-        if (self._files / "slow").exists():
-            time.sleep(SLOW_S)
+        deadline = time.monotonic() + SLOW_S_MAX
+        while (self._files / "slow").exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         layers = torch.load(self._files / "rows.pt")
         if (self._files / "garbage").exists():
             layers = [tuple(torch.flip(part, [0, 1]) for part in layer) for layer in layers]
