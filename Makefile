@@ -82,6 +82,8 @@ setup-browser:
 demo: setup-engine
 	$(BIN)/kvferry demo $(ARGS)
 
+# Python keeps what it compiled, even where it is told not to: the tests start it a thousand times.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup-engine setup-browser check
 	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
