@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,22 @@ class Answer:
     ttft_ms: float
     request: str
     line: str
+
+
+class Refused(DemoError):
+    """The router answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        retry_after_s: when to ask again, as it says; 0 where it does not.
+        request: its name of the turn.
+    """
+
+    def __init__(self, answer: httpx.Response, text: str) -> None:
+        super().__init__(f"the router answered {answer.status_code}: {text[:500]}")
+        self.status = answer.status_code
+        self.retry_after_s = int(answer.headers.get("retry-after", 0))
+        self.request = answer.headers.get("x-kvferry-request", "")
 
 
 def completion(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
@@ -58,12 +74,16 @@ class Client:
         stream: bool,
         salt: str = "",
         reuse: bool = True,
+        wishes: Mapping[str, object] | None = None,
+        params: Mapping[str, object] | None = None,
     ) -> Answer:
         """One turn.
 
         Args:
             salt: requests of different salts share no KV.
             reuse: whether P may take anything from history.
+            wishes: the body's ``kvferry`` field, for a router.
+            params: the body's ``kv_transfer_params``, for an engine.
 
         Raises:
             DemoError: the answer is an error or incomplete.
@@ -71,13 +91,17 @@ class Client:
         body = completion(prompt, tokens) | {"stream": stream}
         if salt:
             body["cache_salt"] = salt
+        if wishes:
+            body["kvferry"] = dict(wishes)
+        if params:
+            body["kv_transfer_params"] = dict(params)
         headers = {} if reuse else {"x-kvferry-reuse": "off"}
         began = time.perf_counter()
         try:
             async with self._http.stream("POST", self._url, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
-                    raise DemoError(f"the router answered {answer.status_code}: {text[:500]}")
+                    raise Refused(answer, text)
                 read = _read_stream if stream else _read_whole
                 got, first = await read(answer)
         except httpx.HTTPError as error:

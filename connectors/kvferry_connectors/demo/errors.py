@@ -1,8 +1,9 @@
-"""The demo's own failure."""
+"""The demo's own failures."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 from kvferry.errors import KVFerryError
 
@@ -17,3 +18,23 @@ class DemoError(KVFerryError):
     def __init__(self, text: str, log: Path | None = None) -> None:
         super().__init__(text)
         self.log = log
+
+
+class Found(Protocol):
+    """What a demo found."""
+
+    def problems(self) -> list[str]:
+        """Why it did not show what it must, in words; empty when it did."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``; keys are stable."""
+        ...
+
+
+class DemoFound(DemoError):
+    """Everything ran, and something was not as it must be."""
+
+    def __init__(self, figures: Found, logs: Path) -> None:
+        super().__init__("not everything was as it must be", logs)
+        self.figures = figures

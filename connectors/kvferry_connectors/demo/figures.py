@@ -92,7 +92,7 @@ class LedgerFigures:
 
     events: dict[str, int]
     missing_events: tuple[str, ...]
-    """Of the five block events."""
+    """Of those that a run must have."""
     quarantined: int
     gaps: int
     unsettled_transfers: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from kvferry.core.events import (
     NAMES,
+    Event,
     Evicted,
     Gap,
     Produced,
@@ -51,11 +53,14 @@ async def counted(stack: Stack, engine: Engine) -> Counted:
     return Counted(engine.name, incarnation, await engine.sources(stack.http))
 
 
-async def check_ledger(stack: Stack, lost: list[Counted]) -> LedgerFigures:
+async def check_ledger(
+    stack: Stack, lost: list[Counted], needed: Sequence[type[Event]] = BLOCK_EVENTS
+) -> LedgerFigures:
     """Everything that can be checked from outside, once all is quiet.
 
     Args:
         lost: the counts of engines that do not live any more.
+        needed: events that there must be at least one of.
 
     Raises:
         DemoError: the ledger or an engine cannot be asked.
@@ -76,7 +81,7 @@ async def check_ledger(stack: Stack, lost: list[Counted]) -> LedgerFigures:
     )
     return LedgerFigures(
         events=dict(sorted(events.items())),
-        missing_events=tuple(NAMES[k] for k in BLOCK_EVENTS if not events[NAMES[k]]),
+        missing_events=tuple(NAMES[k] for k in needed if not events[NAMES[k]]),
         quarantined=undecodable,
         gaps=sum(event.count for _, event in records.of(Gap)),
         unsettled_transfers=unsettled(records),

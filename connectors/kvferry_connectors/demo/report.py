@@ -26,7 +26,7 @@ def print_figures(console: Console, figures: Figures, settings: DemoSettings) ->
         console.print("\n[bold]kvferry explain[/bold] of the second turn of conversation A")
         console.print(figures.explained.rstrip(), markup=False, highlight=False, soft_wrap=True)
     if figures.ledger is not None:
-        _print_ledger(console, figures.ledger)
+        print_ledger(console, figures.ledger)
     console.print(
         f"\nOutputs: {figures.compared} answers compared with one engine without any transfer, "
         + ("all equal." if figures.outputs_equal else f"{len(figures.different)} differ."),
@@ -39,7 +39,8 @@ def print_figures(console: Console, figures: Figures, settings: DemoSettings) ->
         console.print(f"[green]All as it must be[/green], in {figures.seconds:.0f} s.")
 
 
-def _table(title: str, first: str, columns: tuple[str, ...]) -> Table:
+def table(title: str, first: str, columns: tuple[str, ...]) -> Table:
+    """An empty one, whose columns but the first hold numbers."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 0)
     )
@@ -50,13 +51,13 @@ def _table(title: str, first: str, columns: tuple[str, ...]) -> Table:
 
 
 def _turns(figures: Figures) -> Table:
-    table = _table(
+    made = table(
         "Two conversations, turn by turn",
         "turn",
         (*COUNTS, "found\nby", "TTFT\nreuse", "TTFT\noff", "off /\nreuse"),
     )
     for turn in figures.turns:
-        table.add_row(
+        made.add_row(
             f"{turn.conversation}{turn.turn}",
             f"{turn.prompt_tokens:,}",
             f"{turn.computed_tokens:,}",
@@ -67,7 +68,7 @@ def _turns(figures: Figures) -> Table:
             f"{turn.ttft_off_ms:,.0f}",
             f"{turn.ttft_off_ms / turn.ttft_ms:.1f}",
         )
-    return table
+    return made
 
 
 def _caption(settings: DemoSettings) -> str:
@@ -83,9 +84,9 @@ def _caption(settings: DemoSettings) -> str:
 
 
 def _cases(figures: Figures) -> Table:
-    table = _table("Turns that do not simply continue", "case", (*COUNTS, "as\nexpected"))
+    made = table("Turns that do not simply continue", "case", (*COUNTS, "as\nexpected"))
     for case in figures.cases:
-        table.add_row(
+        made.add_row(
             case.case,
             f"{case.prompt_tokens:,}",
             f"{case.computed_tokens:,}",
@@ -93,10 +94,12 @@ def _cases(figures: Figures) -> Table:
             f"{case.pulled_p_to_d:,}",
             "[green]yes[/green]" if case.ok else "[red]NO[/red]",
         )
-    return table
+    return made
 
 
-def _print_ledger(console: Console, ledger: LedgerFigures) -> None:
+def print_ledger(console: Console, ledger: LedgerFigures) -> None:
+    """What the ledger of the run holds."""
+
     def yes(value: bool) -> str:
         return "[green]yes[/green]" if value else "[red]NO[/red]"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-import shutil
-import sys
 from pathlib import Path
 
 import msgspec
@@ -16,13 +14,12 @@ from kvferry_connectors.demo.arms import hold_conversations
 from kvferry_connectors.demo.asking import Asker
 from kvferry_connectors.demo.cases import Cases
 from kvferry_connectors.demo.comparison import Comparison
-from kvferry_connectors.demo.engines import child_environment
-from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.errors import DemoError, DemoFound
 from kvferry_connectors.demo.figures import Figures
 from kvferry_connectors.demo.folder import RunFolder, run_folder
 from kvferry_connectors.demo.ledgercheck import check_ledger
+from kvferry_connectors.demo.making import make_model
 from kvferry_connectors.demo.model import MARKER
-from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.reference import Reference
 from kvferry_connectors.demo.screen import Screen
 from kvferry_connectors.demo.settings import DemoSettings
@@ -61,7 +58,7 @@ async def run_demo(settings: DemoSettings, screen: Screen) -> Figures:
         model = await _model(settings, run, screen)
         reference = Reference(settings, run, model)
         try:
-            async with running(settings, run, model, screen) as stack:
+            async with running(Stack(settings, run, model, screen)) as stack:
                 figures = await _converse(stack, reference)
         except LedgerError as error:
             raise DemoError(f"the ledger fails: {error}", run.logs) from error
@@ -78,14 +75,6 @@ async def run_demo(settings: DemoSettings, screen: Screen) -> Figures:
         return figures
 
 
-class DemoFound(DemoError):
-    """Everything ran, and something was not as it must be."""
-
-    def __init__(self, figures: Figures, logs: Path) -> None:
-        super().__init__("not everything was as it must be", logs)
-        self.figures = figures
-
-
 async def _model(settings: DemoSettings, run: RunFolder, screen: Screen) -> Path:
     """The model, made on the first run and kept."""
     shape = settings.shape
@@ -93,25 +82,8 @@ async def _model(settings: DemoSettings, run: RunFolder, screen: Screen) -> Path
     marker = folder / MARKER
     if marker.is_file() and marker.read_bytes() == msgspec.json.encode(shape):
         return folder
-    made = run.path / "model"
-    maker = Child(
-        "making the model",
-        [sys.executable, "-c", MAKE_MODEL, str(made), msgspec.json.encode(shape).decode()],
-        env=child_environment(run),
-        log=run.log("model"),
-    )
-    try:
-        with screen.doing("making a small model with saved random weights"):
-            await maker.start()
-            code = await maker.wait(settings.model_s)
-    finally:
-        await asyncio.shield(maker.kill())
-    if code:
-        raise DemoError(f"the model cannot be made:\n{maker.tail()}", maker.log)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.move(made, folder)  # At once, so that a model that is there is whole.
-    screen.say(f"made a model in {folder}")
+    shaped = msgspec.json.encode(shape).decode()
+    await make_model(folder, MAKE_MODEL, shaped, bound_s=settings.model_s, run=run, screen=screen)
     return folder
 
 

@@ -24,6 +24,7 @@ class DemoSettings:
     keep: bool = False
     """Leave the run's folder behind."""
     shape: Shape = SMALL
+    dtype: str = "float32"
     block: int = 32
     turns: tuple[int, ...] = (1_037, 2_311, 3_547, 4_789, 6_011)
     """Prompt length of each turn of the two conversations."""

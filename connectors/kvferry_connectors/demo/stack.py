@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry_connectors.demo.client import Client
-from kvferry_connectors.demo.engines import Engine, child_environment, free_port
+from kvferry_connectors.demo.engines import Engine, child_environment
 from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.folder import RunFolder
+from kvferry_connectors.demo.ports import HeldPort
 from kvferry_connectors.demo.process import Child
 from kvferry_connectors.demo.records import Records
 from kvferry_connectors.demo.screen import Screen
@@ -25,6 +27,8 @@ from kvferry_connectors.demo.together import all_of, together
 
 UP_S = 60.0
 HEALTH_EVERY_S = 0.1
+NUMBERS = ("no", "one", "two", "three")
+S = TypeVar("S", bound="Stack")
 COMMAND_S = 60.0
 KVFERRY = (sys.executable, "-m", "kvferry.cli")
 
@@ -39,11 +43,9 @@ class Stack:
         self.screen = screen
         self.nats_url = ""
         self.replica = ""
-        self.engines: dict[str, Engine] = {
-            PREFILL: self._engine(PREFILL, "prefill", settings.prefill_pool),
-            **{name: self._engine(name, "decode", settings.decode_pool) for name in DECODES},
-        }
-        self.router_url = f"http://{HOST}:{free_port()}"
+        self.engines = self.make_engines()
+        self.router_port = HeldPort()
+        self.router_url = f"http://{HOST}:{self.router_port.number}"
         self.http: httpx.AsyncClient
         self.ledger: JetStreamLedger
         self.records: Records
@@ -51,11 +53,39 @@ class Stack:
         self.others: Client
         """Where the requests go that fill P's cache."""
 
-    async def command(self, *args: str) -> str:
+    def make_engines(self) -> dict[str, Engine]:
+        """The engines by name, not started."""
+        settings = self.settings
+        return {
+            PREFILL: self._engine(PREFILL, "prefill", settings.prefill_pool),
+            **{name: self._engine(name, "decode", settings.decode_pool) for name in DECODES},
+        }
+
+    def router_options(self) -> list[str]:
+        """What the router is started with."""
+        engines = [f"--prefill={PREFILL}={self.engines[PREFILL].url}"]
+        decodes = [name for name in self.engines if name != PREFILL]
+        return engines + [f"--decode={name}={self.engines[name].url}" for name in decodes]
+
+    async def start(self, cleanup: AsyncExitStack) -> None:
+        """All of it, in order; ``cleanup`` ends it in the opposite order."""
+        screen = self.screen
+        with screen.doing("starting the ledger and the coordinator"):
+            await self.start_ledger(cleanup)
+        screen.say(f"ledger and coordinator serve at {self.nats_url}")
+        count = NUMBERS[len(self.engines)]
+        with screen.doing(f"starting {count} vLLM engines on the CPU (about a minute)"):
+            await self.start_engines(cleanup)
+        with screen.doing("starting the router"):
+            await self.start_router(cleanup)
+        self.router = Client(self.http, self.router_url)
+        self.others = Client(self.http, self.engines[PREFILL].url)
+
+    async def command(self, *args: str, fine: Collection[int] = (0,)) -> str:
         """What a ``kvferry`` command prints, in a process of its own.
 
         Raises:
-            DemoError: it fails.
+            DemoError: it fails: its exit code is none of those in ``fine``.
         """
         name = f"kvferry {args[0]}"
         child = Child(
@@ -73,7 +103,7 @@ class Stack:
             raise DemoError(f"{name} did not end within {COMMAND_S:.0f} s", child.log) from None
         finally:
             await asyncio.shield(child.kill())
-        if child.process.returncode:
+        if child.process.returncode not in fine:
             raise DemoError(f"{name} failed:\n{child.tail()}", child.log)
         return output.decode()
 
@@ -122,12 +152,13 @@ class Stack:
 
     async def start_router(self, cleanup: AsyncExitStack) -> None:
         """``kvferry router`` in front of the engines."""
-        engines = [f"--prefill={PREFILL}={self.engines[PREFILL].url}"]
-        engines += [f"--decode={name}={self.engines[name].url}" for name in DECODES]
-        port = self.router_url.rpartition(":")[2]
+        port = str(self.router_port.number)
         router = Child(
             "kvferry router",
-            [*KVFERRY, "router", *engines, "--port", port, "--nats", self.nats_url],
+            [
+                *(*KVFERRY, "router", *self.router_options()),
+                *("--port", port, "--nats", self.nats_url),
+            ],
             env=child_environment(self.run),
             log=self.run.log("router"),
         )
@@ -164,27 +195,18 @@ class Stack:
 
 
 @asynccontextmanager
-async def running(
-    settings: DemoSettings, run: RunFolder, model: Path, screen: Screen
-) -> AsyncIterator[Stack]:
+async def running(stack: S) -> AsyncIterator[S]:
     """The whole installation; nothing of it is left afterwards, whatever happened."""
-    stack = Stack(settings, run, model, screen)
     cleanup = AsyncExitStack()
+    for port in (stack.router_port, *(engine.port for engine in stack.engines.values())):
+        cleanup.callback(port.close)
     try:
-        limits = httpx.Timeout(settings.answer_s, connect=5.0)
+        limits = httpx.Timeout(stack.settings.answer_s, connect=5.0)
         stack.http = await cleanup.enter_async_context(
             httpx.AsyncClient(timeout=limits, trust_env=False)
         )
-        with screen.doing("starting the ledger and the coordinator"):
-            await stack.start_ledger(cleanup)
-        screen.say(f"ledger and coordinator serve at {stack.nats_url}")
-        with screen.doing("starting three vLLM engines on the CPU (about a minute)"):
-            await stack.start_engines(cleanup)
-        with screen.doing("starting the router"):
-            await stack.start_router(cleanup)
-        stack.router = Client(stack.http, stack.router_url)
-        stack.others = Client(stack.http, stack.engines[PREFILL].url)
+        await stack.start(cleanup)
         yield stack
     finally:
-        with screen.doing("stopping everything"):
+        with stack.screen.doing("stopping everything"):
             await asyncio.shield(cleanup.aclose())

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvferry_connectors.demo.client import Answer, Client
-from kvferry_connectors.demo.engines import free_port
 from kvferry_connectors.demo.errors import DemoError
+from kvferry_connectors.demo.ports import HeldPort
 from kvferry_connectors.router.serve import RouterServer
 
 BOUND_S = 15.0
@@ -70,16 +70,17 @@ class Server:
 @asynccontextmanager
 async def serving(server: Server) -> AsyncIterator[Client]:
     app = Starlette(routes=[Route("/v1/completions", server.complete, methods=["POST"])])
-    port = free_port()
-    web = RouterServer(uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None))
+    port = HeldPort()
+    web = RouterServer(uvicorn.Config(app, host="127.0.0.1", port=port.number, log_config=None))
     running = asyncio.create_task(web.serve())
     async with httpx.AsyncClient(trust_env=False, timeout=BOUND_S) as http:
         async with asyncio.timeout(BOUND_S):
             await web.answering.wait()
-        yield Client(http, f"http://127.0.0.1:{port}")
+        yield Client(http, f"http://127.0.0.1:{port.number}")
         server.go_on.set()
     web.should_exit = True
     await running
+    port.close()
 
 
 HELD_S = 0.8
