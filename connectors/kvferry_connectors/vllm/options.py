@@ -25,7 +25,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     node: str = ""
     """This engine's name in the ledger; default ``<host>-<first 6 digits of engine_id>``."""
     role: str = ""
-    """A word for people, for example ``prefill`` or ``decode``; no decision reads it."""
+    """``prefill`` or ``decode``, or any word. Nodes of one role share what their host tiers keep,
+    and ``whatif --extra-decode`` adds nodes like those that decode."""
     model_id: str = ""
     """Names the weights where the path cannot, for example ``llama-8b@2026-05``."""
     key: str = ""

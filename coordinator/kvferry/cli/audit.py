@@ -60,8 +60,8 @@ def command(
     pulled and computed tokens are its prompt; every request, transfer, pin and lease ends, once;
     what arrived was granted, and was used only if its source said so; a term has one leader; all
     messages can be read; no prediction is impossible; and the folded state is sound. Beside that
-    it says how far off predictions were and what decisions cost that hindsight calls wrong, which
-    breaks nothing. Needs no coordinator.
+    it says how far off predictions were, what decisions cost that hindsight calls wrong, and which
+    leases outlast what `kvferry policy` has set; that breaks nothing. Needs no coordinator.
 
     With --live each node is asked for its offers, leases, transfers and pins; and its engine, block
     by block, whether its cache still has each offered block under its hash, whether it holds what

@@ -61,8 +61,9 @@ def command(
 ) -> None:
     """Write the ledger, or a part of it, to one compressed file.
 
-    What replay, explain and events show of the ledger they show of the file, with --file, on any
-    machine. Where the facts begin later than the ledger, the state before them goes along.
+    Whatever looks at the ledger (replay, explain, events, diff, audit, whatif, advise, top) looks
+    at the file as well, with --file, on any machine. Where the facts begin later than the ledger,
+    the state before them goes along.
 
     Examples:
 

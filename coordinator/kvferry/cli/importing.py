@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Append an exported file to an empty ledger.
 
-    To look at a file there is no need for it: replay, explain and events read it with --file.
+    To look at a file there is no need for it: all commands that look read it with --file.
     The messages get new sequences and new store times.
 
     Examples:

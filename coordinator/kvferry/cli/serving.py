@@ -41,7 +41,8 @@ CostOption = Annotated[
         "--cost",
         metavar="learned|off",
         help="Weigh moving against computing by what the ledger has taught, or move whatever is "
-        "held.",
+        "held. What the leader was started with holds for all coordinators, and stands in the "
+        "ledger.",
     ),
 ]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
