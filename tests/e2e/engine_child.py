@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ def main(
 ) -> None:
     """The child process: build the engine, obey until told to stop."""
     os.environ.update(ENVIRONMENT | env)
+    # Python has read this variable before it was set.
+    sys.path += [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if log is not None:
         with log.open("ab") as written:
             os.dup2(written.fileno(), 1)

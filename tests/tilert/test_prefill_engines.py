@@ -26,6 +26,7 @@ from tests.tilert.prefill import LOOPBACK, decode
 from kvferry.core.events import SendBegan, SendEnded
 from kvferry.ids import ROUTER_SPACE
 from kvferry_connectors.demo.tilert.model import mla_model
+from kvferry_connectors.demo.tilert.package import package
 from kvferry_connectors.demo.tilert.profile import PROFILE
 
 pytestmark = pytest.mark.engine
@@ -91,7 +92,20 @@ class Fleet:
         self.dense = beside("dense", PROFILE)
         self.unfit = beside("unfit", "dsv32")
         self.plain = EngineProcess(dense, "plain", connector=None, **COMMON)
-        self.all = (self.mla, self.dense, self.unfit, self.plain)
+        where = package()
+        assert where is not None
+        # vLLM imports the package `nixl`, which lies beside TileRT's.
+        paths = {"PYTHONPATH": str(where), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
+        nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        both = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": [nixl, ours(PROFILE)]},
+        }
+        self.nixl = EngineProcess(
+            dense, "nixl", connector={}, env=paths, **{**COMMON, "kv_transfer_config": both}
+        )
+        self.all = (self.mla, self.dense, self.unfit, self.plain, self.nixl)
 
     def mark(self, rid: str) -> dict[str, Any]:
         return {"tilert": {"host": "127.0.0.1", "port": self.node.ctrl_port, "rid": rid}}
@@ -142,7 +156,7 @@ def fleet(decode_node: StartNode, tmp_path_factory: pytest.TempPathFactory) -> I
         for engine in made.all:
             engine.wait_ready()
         node.wait_ready()
-        for engine in (made.mla, made.dense):
+        for engine in (made.mla, made.dense, made.nixl):
             engine.ask("call", f"{WATCH}:watch")
         yield made
     finally:
@@ -217,8 +231,10 @@ def test_an_aborted_request_is_not_sent_and_holds_nothing(fleet: Fleet) -> None:
     assert (send.stage, send.reason, send.bytes) == ("claim", "cancelled", 0)
 
 
-def batch(fleet: Fleet, engine: EngineProcess, name: str, mark: Any, seed: int) -> Any:
-    """A claimed and an unclaimed request in the same forward passes."""
+def batch(
+    fleet: Fleet, engine: EngineProcess, name: str, mark: Any, seed: int, **others: Any
+) -> Any:
+    """A claimed and an unclaimed request in the same forward passes; ``others`` is the latter's."""
     asked = {} if engine is fleet.plain else {"kvferry": UNSHARED}
     if engine is fleet.plain:
         assert engine.ask("reset", False) is True  # Nothing of it comes from the cache.
@@ -226,7 +242,7 @@ def batch(fleet: Fleet, engine: EngineProcess, name: str, mark: Any, seed: int) 
     engine.add(
         f"{name}-claimed", prompt(7, 96), tokens=1, **asked, kv_transfer_params=mark, logprobs=5
     )
-    engine.add(f"{name}-other", prompt(seed, 96), tokens=6, **asked, logprobs=5)
+    engine.add(f"{name}-other", prompt(seed, 96), tokens=6, **asked, logprobs=5, **others)
     engine.hold(False)
     return engine.answer(f"{name}-claimed"), engine.answer(f"{name}-other")
 
@@ -242,6 +258,30 @@ def test_an_unclaimed_request_of_the_same_batch_is_as_without_us(fleet: Fleet) -
     fleet.delivered(fleet.dense, "batch", 96)
     _, another = batch(fleet, fleet.plain, "another", {}, 9)
     assert another.logprobs != other.logprobs
+
+
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What a router of vLLM's own asks a prefill engine for."""
+
+
+def test_beside_vllms_nixl_connector_each_claims_its_own(fleet: Fleet) -> None:
+    plain_claimed, plain_other = batch(fleet, fleet.plain, "plain-nixl", {}, 8)
+    for name, others in (("left", {}), ("nixls", {"kv_transfer_params": REMOTE_DECODE})):
+        rid = f"beside-{name}"
+        claimed, other = batch(fleet, fleet.nixl, name, fleet.mark(rid), 8, **others)
+        assert (other.tokens, other.logprobs) == (plain_other.tokens, plain_other.logprobs)
+        assert claimed.logprobs == plain_claimed.logprobs
+        assert set(claimed.params) == {"tilert"}
+        # NIXL's connector answers for its own request with where its blocks are.
+        assert bool(other.params and other.params["remote_block_ids"]) is bool(others)
+        fleet.delivered(fleet.nixl, rid, 96)
 
 
 def test_with_a_model_that_does_not_fit_claimed_requests_are_refused_and_all_else_works(
