@@ -24,7 +24,14 @@ from tests.tilert.prefill import Prefill
 from tests.tilert.returning import KEY, Peer, Turn, cache_page, drawn, ended, facts_of
 from tests.unit.tilert.caches import EngineCache
 
-from kvferry.core.events import Evicted, NodeClosed, NodeJoined, RequestEnded, Retained
+from kvferry.core.events import (
+    Evicted,
+    NodeClosed,
+    NodeJoined,
+    PinEnded,
+    RequestEnded,
+    Retained,
+)
 from kvferry.node.pull.puller import PullResult
 from kvferry_connectors.demo.tilert.profile import PROFILE as TINY
 from kvferry_connectors.tilert.fitting import fit
@@ -384,6 +391,19 @@ def test_while_paused_nothing_is_kept_and_what_was_goes(bench: Bench) -> None:
         if bench.ended(again).kept_blocks:
             break
         assert time.monotonic() < deadline
+
+
+def test_the_commands_tell_of_it(bench: Bench) -> None:
+    turn = bench.turn(90, session="told")
+    assert bench.kept(turn) == 3
+    assert bench.pull(turn).count == 3
+    bench.plane.wait_for(lambda found: of(found, PinEnded, how="intact"), "the pin's end")
+    explained = bench.plane.cli("explain", turn.rid)
+    assert "3 blocks kept" in explained.stdout, explained
+    status = bench.plane.cli("status")
+    assert bench.name in status.stdout, status
+    audit = bench.plane.cli("audit", "--live")
+    assert audit.returncode == 0, audit
 
 
 def test_leases_end_with_the_process(benches: dict[str, Bench]) -> None:
