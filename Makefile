@@ -25,7 +25,7 @@ TILERT_NEEDS   ?= nixl==1.5.1 scipy==1.17.1
 
 help:
 	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
-	@echo "             ARGS=\"--json FILE\" also writes the figures"
+	@echo "             ARGS=\"--json FILE\" also writes the figures; ARGS=\"--tilert\": on TileRT's own server"
 	@echo "make test    checks and all tests, real engines and a real nats-server included"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make sim     the simulator, 1,000 seeds of each profile; ARGS=\"--seeds 5000\" for more"
