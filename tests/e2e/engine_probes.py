@@ -90,7 +90,7 @@ class Probes:
         return self.side.agent.state, self.side.agent.why
 
     def probe_mode(self) -> str:
-        return str(self.side._mode)
+        return str(self.side._steering.mode)
 
     def probe_plans(self) -> bool:
         return bool(self.side.agent.plans.available())
