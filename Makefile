@@ -27,6 +27,7 @@ help:
 	@echo "make demo    two conversations on three real vLLM CPU engines, with and without reuse"
 	@echo "             ARGS=\"--json FILE\" also writes the figures; ARGS=\"--tilert\": on TileRT's own server"
 	@echo "make test    checks and all tests, real engines and a real nats-server included"
+	@echo "             TESTS=tests/unit for a part; WORKERS=4 for more than two at the same time"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make sim     the simulator, 1,000 seeds of each profile; ARGS=\"--seeds 5000\" for more"
 	@echo "make chaos   ten minutes of conversations on real engines while nats-servers, coordinators and"
