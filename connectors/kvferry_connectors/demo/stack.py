@@ -61,6 +61,10 @@ class Stack:
             **{name: self._engine(name, "decode", settings.decode_pool) for name in DECODES},
         }
 
+    def up_options(self) -> list[str]:
+        """What the ledger and the coordinator are started with."""
+        return []
+
     def router_options(self) -> list[str]:
         """What the router is started with."""
         engines = [f"--prefill={PREFILL}={self.engines[PREFILL].url}"]
@@ -111,7 +115,10 @@ class Stack:
         """``kvferry up`` on a free port, and our own connection to it."""
         up = Child(
             "kvferry up",
-            [*KVFERRY, "up", "--json", "--port", "0", "--store", str(self.run.path / "ledger")],
+            [
+                *(*KVFERRY, "up", "--json", "--port", "0"),
+                *("--store", str(self.run.path / "ledger"), *self.up_options()),
+            ],
             env=child_environment(self.run),
             log=self.run.log("up"),
             talk=True,

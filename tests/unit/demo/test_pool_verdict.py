@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.figures import LedgerFigures
 from kvferry_connectors.demo.tilert.figures import PoolCase, PoolFigures, PoolTurn
 from kvferry_connectors.demo.tilert.report import print_pool
+from kvferry_connectors.demo.tilert.run import check_tilert
 from kvferry_connectors.demo.tilert.settings import TOKEN_BYTES
 
 
@@ -122,3 +125,14 @@ def test_whatever_else_went_wrong_is_named(changed: dict[str, Any], problem: str
     with console.capture() as shown:
         print_pool(console, found)
     assert "All as it must be" not in shown.get()
+
+
+def test_without_the_wheel_the_cure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFERRY_TILERT", str(tmp_path))
+    with pytest.raises(DemoError, match="make setup-engine"):
+        check_tilert()
+    (tmp_path / "tilert" / "pd_vllm").mkdir(parents=True)
+    with pytest.raises(DemoError, match="needs scipy, nixl"):
+        check_tilert()

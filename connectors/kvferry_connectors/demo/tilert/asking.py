@@ -67,11 +67,16 @@ class Asker:
         if alone.tokens[:1] != answer.tokens[:1]:
             self._figures.different.append(name)
 
+    def kept_tokens(self, prompt: int) -> int:
+        """What a node has of a prompt so long and its answer, in full blocks: the last token was
+        drawn and never computed, so it has no KV."""
+        settings = self._stack.settings
+        return (prompt + settings.answer - 1) // settings.block * settings.block
+
     async def turn(self, conversation: Conversation, length: int, *, stream: bool) -> PoolTurn:
         """The next turn of a conversation."""
-        block = self._stack.settings.block
-        # The last token was drawn and not computed: it has no KV anywhere.
-        history = max(0, len(conversation.history) - 1) // block * block
+        before = len(conversation.prompts[-1]) if conversation.prompts else 0
+        history = self.kept_tokens(before) if before else 0
         prompt = conversation.ask(length)
         name = f"{conversation.name}{conversation.turn}"
         asked = await self.ask(name, prompt, stream=stream, session=conversation.name)

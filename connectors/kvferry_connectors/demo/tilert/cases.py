@@ -26,6 +26,8 @@ class Cases:
     def __init__(self, stack: TilertStack, asker: Asker) -> None:
         self._stack = stack
         self._asker = asker
+        self._kept: dict[str, int] = {}
+        """Tokens of the last conversation that each node has kept."""
         self.figures: list[PoolCase] = []
 
     async def full(self) -> None:
@@ -70,6 +72,8 @@ class Cases:
             await stack.command("drain", first.node)
             turn = await self._asker.turn(conversation, settings.case_turns[1], stream=True)
             await stack.command("undrain", first.node)
+        for one in (first, turn):
+            self._kept[one.node] = self._asker.kept_tokens(one.prompt_tokens)
         seen = f"decoded by {turn.node}, {turn.pulled_tokens} tokens pulled from {turn.source}"
         self._add(
             f"{first.node} drained between two turns",
@@ -114,10 +118,9 @@ class Cases:
             turn = await self._asker.turn(conversation, settings.case_turns[2], stream=True)
         self._add(
             "the turn after it",
-            f"decoded by {turn.node}, {turn.computed_tokens} of {turn.prompt_tokens} tokens "
-            "computed",
-            f"an answer by {other}",
-            turn.node == other and turn.answer_tokens == settings.answer,
+            f"decoded by {turn.node}, {turn.pulled_tokens} tokens pulled from {turn.source}",
+            f"an answer by {other}, and the {self._kept[other]} tokens that it still has",
+            (turn.node, turn.source, turn.pulled_tokens) == (other, other, self._kept[other]),
             turn.request,
         )
 

@@ -74,5 +74,6 @@ def _caption() -> str:
         "All of it read from the ledger. P is vLLM with a small model of latent attention on the "
         "CPU, which keeps no prefix cache, so what it does not pull it computes. Its KV is written "
         "into the node's receive buffer under the lease of that fence. The node keeps the blocks "
-        "of prompt and answer in its host memory, and the next turn's prefill pulls them by a plan."
+        "of prompt and answer in its host memory, and the next turn's prefill pulls them by a "
+        "plan. Plans move whatever is held here (--cost off): so small a model is sooner computed."
     )

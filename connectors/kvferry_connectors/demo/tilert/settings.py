@@ -40,7 +40,7 @@ class TilertDemoSettings(DemoSettings):
     """For rows to be copied out of a node's engine. The default is meant for machines that have
     cores to themselves."""
     staging_bytes: int = 64 << 20
-    slot_wait: float = 3.0
+    slot_wait_s: float = 3.0
     """For a slot, before a request is answered 429."""
     left_s: float = 60.0
     """For a killed node to be declared gone."""

@@ -83,12 +83,16 @@ class TilertStack(Stack):
             NATIVE: self._engine(NATIVE, "decode", settings.decode_pool),
         }
 
+    def up_options(self) -> list[str]:
+        """A model this small is sooner computed than moved, so plans are not to weigh the two."""
+        return ["--cost", "off"]
+
     def router_options(self) -> list[str]:
         nodes = [
             f"--tilert={name}={node.url},ctrl={node.control_port}"
             for name, node in self.nodes.items()
         ]
-        bounds = ["--tilert-wait-max-s", str(self.settings.slot_wait)]
+        bounds = ["--tilert-wait-max-s", str(self.settings.slot_wait_s)]
         return [*super().router_options(), *nodes, *bounds, "--tokenizer", str(self.model)]
 
     async def start(self, cleanup: AsyncExitStack) -> None:
