@@ -69,20 +69,8 @@ class HostPool:
         self._regions = regions
         self._mapped = [(_view(span, regions.blocks), span) for span in regions.spans]
 
-    def pieces(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of ``blocks`` in stream order, adjacent ones joined."""
-        joined = runs(blocks)
-        found: list[memoryview] = []
-        for view, span in self._mapped:
-            stride, length = span.stride, span.length
-            if stride == length:
-                found += [view[b * length : (b + n) * length] for b, n in joined]
-            else:
-                found += [view[b * stride : b * stride + length] for b in blocks]
-        return found
-
     def extents(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The addresses and lengths of what :meth:`pieces` would view.
+        """The addresses and lengths of ``blocks`` in stream order, adjacent ones joined.
 
         Raises:
             BackendError: a block is not in the pool.

@@ -32,3 +32,18 @@ def draft(path: Path) -> Iterator[BinaryIO]:
         ) from error
     finally:
         hidden.unlink(missing_ok=True)
+
+
+def check_writable(json_file: Path | None) -> None:
+    """Whether the figures can be written; asked before minutes of measuring, not after.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if json_file is None or str(json_file) == "-":
+        return
+    try:
+        with json_file.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--json {json_file} cannot be written: {error.strerror}") from error

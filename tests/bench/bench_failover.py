@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.conftest import NAMES
-from tests.chaos.load import Load, failed, outcomes
+from tests.chaos.load import Load, failed, outcomes, usual_load
 from tests.chaos.load_process import IDLE, Asked
 from tests.chaos.replicas import Replicas, in_order
 from tests.chaos.servers import NatsCluster
-
-from kvferry.node.agent.settings import NodeSettings
 
 MODES = ("pause", "resume")
 
@@ -48,7 +46,6 @@ def shares(asked: list[Asked]) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All phases on one ledger, one after the other."""
-    usual = NodeSettings(nats_url="nats://unused", node="unused")
     with (
         NatsCluster(folder / "nats", 1) as cluster,
         Replicas(cluster.url, folder) as replicas,
@@ -56,13 +53,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for name in NAMES:
             replicas.start(name)
         replicas.wait_serving(*NAMES)
-        with Load(
-            cluster.url,
-            folder / "load.log",
-            plans_per_s=args.plans_per_s,
-            plan_deadline_ms=usual.plan_deadline_ms,
-            hedge_ms=usual.hedge_ms,
-        ) as load:
+        with usual_load(cluster.url, folder, args.plans_per_s) as load:
             idle = spent(load, args.span_s)
             frozen: list[Asked] = []
             for _ in range(args.rounds):

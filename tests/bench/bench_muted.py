@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_failover import shares
-from tests.chaos.load import Load, failed
+from tests.chaos.load import failed, usual_load
 from tests.chaos.load_process import Asked, Report
 from tests.chaos.netns import Namespace, NotPermitted
 from tests.chaos.replicas import Replicas
@@ -61,7 +61,6 @@ def _own_fault(one: Asked, stalls: list[tuple[float, float]]) -> bool:
 
 def measure(args: argparse.Namespace, folder: Path, apart: Namespace | None) -> dict[str, Any]:
     """Spans in turn on one ledger."""
-    usual = NodeSettings(nats_url="nats://unused", node="unused")
     host = apart.host if apart is not None else "127.0.0.1"
     with (
         NatsCluster(folder / "nats", 1, host=host) as cluster,
@@ -70,13 +69,7 @@ def measure(args: argparse.Namespace, folder: Path, apart: Namespace | None) -> 
         replicas.start(APART, within=apart.within if apart is not None else ())
         replicas.start(HERE)
         replicas.wait_serving(APART, HERE)
-        with Load(
-            cluster.url,
-            folder / "load.log",
-            plans_per_s=args.plans_per_s,
-            plan_deadline_ms=usual.plan_deadline_ms,
-            hedge_ms=usual.hedge_ms,
-        ) as load:
+        with usual_load(cluster.url, folder, args.plans_per_s) as load:
             found = {"undisturbed": Spans(), "frozen": Spans(), "cut_off": Spans()}
 
             def span(kind: str, begin: Callable[[], None], end: Callable[[], None]) -> None:

@@ -12,6 +12,8 @@ import msgspec
 from tests.chaos.load_process import ANSWERED, Asked, Order, Report
 from tests.chaos.processes import BOUND_S
 
+from kvferry.node.agent.settings import NodeSettings
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -84,6 +86,18 @@ class Load:
         line = self._process.stdout.readline().strip()
         assert line, f"the load ended: {self.log.read_text()[-3000:]}"
         return line
+
+
+def usual_load(url: str, folder: Path, plans_per_s: float) -> Load:
+    """Plans with the bounds that a node has if nobody sets them."""
+    usual = NodeSettings(nats_url="nats://unused", node="unused")
+    return Load(
+        url,
+        folder / "load.log",
+        plans_per_s=plans_per_s,
+        plan_deadline_ms=usual.plan_deadline_ms,
+        hedge_ms=usual.hedge_ms,
+    )
 
 
 def outcomes(asked: list[Asked]) -> Counter[str]:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kvferry.errors import ConfigError
+from kvferry.files import check_writable
 from kvferry.ports.backend import Verify
 from kvferry_backends.bench.run import (
     Report,
@@ -220,7 +221,7 @@ def _serve(listen: str, key: bytes, device: int) -> None:
 def _measure(
     ends: AbstractContextManager[dict[str, Remote]], settings: Settings, json_file: Path | None
 ) -> None:
-    _check_writable(json_file)
+    check_writable(json_file)
     report = new_report(settings)
     try:
         with Progressing(settings) as progress, ends as both:
@@ -232,17 +233,6 @@ def _measure(
         raise typer.Exit(INTERRUPTED)
     if report.failures or report.ended_early or not report.rows:
         raise typer.Exit(1)
-
-
-def _check_writable(json_file: Path | None) -> None:
-    """Now, not after minutes of measuring."""
-    if json_file is None or str(json_file) == "-":
-        return
-    try:
-        with json_file.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--json {json_file} cannot be written: {error.strerror}") from error
 
 
 def _write(report: Report, json_file: Path | None) -> None:

@@ -91,11 +91,9 @@ class Exports:
             # Not one block was reused since: the offer still stands.
             self.leasing.offered(known, tracked, ids, (), awaited=awaited)
             return known, blocks
-        offer = f"{self._incarnation}.{next(self._counter)}"
         # The ledger ends what this offer covers.
         covers = [old for h in hashes[:-1] if (old := self._offers.pop(h, None)) is not None]
-        self._offers[hashes[-1]] = offer
-        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
+        offer = self._begin(tracked, hashes)
         self.leasing.offered(offer, tracked, ids, covers, awaited=awaited)
         return offer, blocks
 
@@ -116,9 +114,7 @@ class Exports:
             return
         self._watch(hashes, block_ids[:blocks])
         self._table.offer(hashes, block_ids[:blocks])
-        offer = f"{self._incarnation}.{next(self._counter)}"
-        self._offers[hashes[-1]] = offer
-        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
+        self._begin(tracked, hashes)
 
     @property
     def engine_blocks(self) -> int:
@@ -169,6 +165,13 @@ class Exports:
         return sum(blocks is not None and blocks[0].ref_cnt > 0 for blocks in found)
 
     # --- inner ------------------------------------------------------------------------------
+
+    def _begin(self, tracked: Tracked, hashes: list[bytes]) -> str:
+        """A new offer of a whole chain; the ledger hears of it."""
+        offer = f"{self._incarnation}.{next(self._counter)}"
+        self._offers[hashes[-1]] = offer
+        self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
+        return offer
 
     def _intact(self, block_ids: Sequence[int], hashes: Sequence[bytes]) -> bool:
         """Whether each block is offered still as the hash in its place."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvferry.core.retention_settings import SHARE_MAX
 from kvferry.errors import ConfigError
 from kvferry.ports.backend import Verify
 
@@ -149,8 +150,8 @@ def _check(options: Options) -> None:
         raise ConfigError(f"verify={options.verify!r}: use one of {', '.join(allowed)}")
     for name in ("lease_budget", "free_watermark"):
         value = getattr(options, name)
-        if not 0 <= value <= 0.9:
-            raise ConfigError(f"{name}={value}: a share of the pool between 0 and 0.9")
+        if not 0 <= value <= SHARE_MAX:
+            raise ConfigError(f"{name}={value}: a share of the pool between 0 and {SHARE_MAX}")
     if not 0 <= options.handover_start <= 1:
         raise ConfigError(f"handover_start={options.handover_start}: a share between 0 and 1")
     for name in (

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvferry.bench.results import JsonFile, check_writable, percentile, publish
+from kvferry.bench.results import JsonFile, percentile, publish
 from kvferry.core.events import BLOCKS, Event, Produced, RequestEnded
+from kvferry.files import check_writable
 from kvferry.ids import HASH_BYTES, SHORT_BYTES, sample_stride
 from kvferry.node.agent.agent import NodeAgent
 from kvferry.node.agent.settings import NodeSettings

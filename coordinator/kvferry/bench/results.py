@@ -13,27 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kvferry.errors import ConfigError
-
 JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Also write the figures there; - for stdout only."),
 ]
-
-
-def check_writable(json_file: Path | None) -> None:
-    """Whether the figures can be written; asked before minutes of measuring, not after.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    if json_file is None or str(json_file) == "-":
-        return
-    try:
-        with json_file.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--json {json_file} cannot be written: {error.strerror}") from error
 
 
 def publish(title: str, figures: Mapping[str, Any], json_file: Path | None) -> None:

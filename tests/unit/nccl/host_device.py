@@ -10,6 +10,7 @@ instead, as over a network.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import secrets
 import socket
@@ -168,7 +169,7 @@ class HostPipe:
         made.close()
 
     def _send(self, slot: int, blocks: tuple[int, ...]) -> None:
-        data = b"".join(self._device.pool.pieces(blocks))
+        data = b"".join(self._pieces(blocks))
         self._ring[slot][: len(data)] = data
         self._aborted.wait(self._device.pace_s)
         view = memoryview(self._ring[slot])[: len(data)]
@@ -179,9 +180,17 @@ class HostPipe:
         view = memoryview(self._ring[slot])[:size]
         self._move(view, lambda left: self._connected.recv_into(left))
         time.sleep(self._device.scatter_s)
-        for piece in self._device.pool.pieces(blocks):
+        for piece in self._pieces(blocks):
             piece[:] = view[: len(piece)]
             view = view[len(piece) :]
+
+    def _pieces(self, blocks: tuple[int, ...]) -> list[memoryview]:
+        """The memory of blocks, in stream order."""
+        extents = zip(*self._device.pool.extents(blocks), strict=True)
+        return [
+            memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+            for address, length in extents
+        ]
 
     @property
     def _connected(self) -> socket.socket:

@@ -13,8 +13,9 @@ from kvferry.bench.index.contenders import OURS, OURS_EVERY_BLOCK, check_peer
 from kvferry.bench.index.load import Plan
 from kvferry.bench.index.run import run
 from kvferry.bench.index.table import show
-from kvferry.bench.results import JsonFile, check_writable, write
+from kvferry.bench.results import JsonFile, write
 from kvferry.errors import ConfigError
+from kvferry.files import check_writable
 
 DEFAULT = Plan()
 ROUNDS_MAX = 50

@@ -18,8 +18,9 @@ from kvferry.bench.history.shape import Shape
 from kvferry.bench.history.talks import History
 from kvferry.bench.ledgers import store, temporary_ledger
 from kvferry.bench.plan.asker import READY_WAIT_S, Asked, Order
-from kvferry.bench.results import JsonFile, check_writable, percentile, publish
+from kvferry.bench.results import JsonFile, percentile, publish
 from kvferry.errors import KVFerryError
+from kvferry.files import check_writable
 from kvferry.ids import SAMPLE_TOKENS, SHORT_BYTES
 from kvferry.ledger.jetstream import JetStreamLedger
 

@@ -12,8 +12,9 @@ from kvferry.bench.policy.shapes import SHAPES
 from kvferry.bench.policy.show import Progressing, show
 from kvferry.bench.policy.sizes import parse_budgets
 from kvferry.bench.policy.study import Study
-from kvferry.bench.results import JsonFile, check_writable, write
+from kvferry.bench.results import JsonFile, write
 from kvferry.errors import ConfigError
+from kvferry.files import check_writable
 from kvferry.replay.trace import BLOCK_TOKENS, distinct_blocks, read_trace
 
 BUDGETS = "4%,10%,16%,23%,30%,36%"

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from kvferry.bench.policy.figures import Figures
 from kvferry.bench.policy.links import Links
 from kvferry.bench.policy.shapes import Shape
+from kvferry.replay.nodes.clock import Clock
 from kvferry.replay.trace import BLOCK_TOKENS, Turn
-
-
-class Clock:
-    """Virtual time. What is due at one moment happens in the order in which it was asked for."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._asked = 0
-
-    def at(self, when_s: float, act: Callable[[], None]) -> None:
-        """Have ``act`` called at ``when_s``, or now if that has passed."""
-        self._asked += 1
-        heapq.heappush(self._due, (max(when_s, self.now_s), self._asked, act))
-
-    def run(self) -> None:
-        """Until nothing is due any more."""
-        while self._due:
-            self.now_s, _, act = heapq.heappop(self._due)
-            act()
 
 
 class Copies:

@@ -15,8 +15,9 @@ from kvferry.bench.history.shape import Shape
 from kvferry.bench.history.talks import History
 from kvferry.bench.ledgers import store, temporary_ledger
 from kvferry.bench.rebuild.child import START, WAIT_S, WRITE, Started
-from kvferry.bench.results import JsonFile, check_writable, publish
+from kvferry.bench.results import JsonFile, publish
 from kvferry.errors import KVFerryError
+from kvferry.files import check_writable
 from kvferry.ledger.jetstream import JetStreamLedger
 
 DEFAULT = Shape()

@@ -13,6 +13,7 @@ from kvferry.core.envelope import Batch, Entry
 from kvferry.errors import CodecError, LedgerError, LedgerUnavailable
 from kvferry.ledger.codec import encode, split
 from kvferry.ledger.subjects import lane_subject
+from kvferry.node.agent.backoff import Backoff
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.ports.log import LogPort
 
@@ -120,7 +121,7 @@ class LaneWriter:
 
         The caller bounds it by cancelling; a later call sends the same batches again.
         """
-        backoff_s = self._settings.reconnect_min_s
+        backoff = Backoff(self._settings)
         while self._sealed:
             most = min(len(self._sealed), self._settings.window_messages_max)
             window = [self._sealed[i] for i in range(most)]
@@ -128,17 +129,14 @@ class LaneWriter:
                 await self._log.append_many([(s.subject, s.data, s.message_id) for s in window])
             except LedgerError as error:
                 self._on_trouble(error)
-                if not isinstance(error, LedgerUnavailable):
-                    # A refusal is for an operator to cure; asking often does not help.
-                    backoff_s = self._settings.reconnect_max_s
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, self._settings.reconnect_max_s)
+                # A refusal is for an operator to cure; asking often does not help.
+                await backoff.wait(longest=not isinstance(error, LedgerUnavailable))
                 continue
             for _ in window:
                 self._sealed.popleft()
             self._on_stored(sum(s.handed for s in window))
             self._on_trouble(None)
-            backoff_s = self._settings.reconnect_min_s
+            backoff = Backoff(self._settings)
 
     def _seal_batch(self, entries: tuple[Entry, ...], handed: bool) -> list[Entry]:
         """Encode as one message if that fits, else in smaller ones, else one by one."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kvferry.core.messages import ANNOUNCE_SUBJECT, advice_subject, held_subject
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.credentials import without_secrets
+from kvferry.node.agent.backoff import Backoff
 from kvferry.node.agent.connect import Connect, Ledger
 from kvferry.node.agent.heartbeat import Gauges
 from kvferry.node.agent.holdings import Truth
@@ -149,7 +150,7 @@ class AgentLife:
 
     async def _connected(self) -> Ledger:
         """Try until a server answers."""
-        backoff_s = self._settings.reconnect_min_s
+        backoff = Backoff(self._settings)
         servers = self._settings.nats_url.count(",") + 1
         while not self._stopping.is_set():
             try:
@@ -173,20 +174,18 @@ class AgentLife:
                 if self._status.state != "alone":
                     logger.exception("connecting to %s failed unexpectedly", self._url)
                 self._status.alone(f"connecting to {self._url} failed: {error!r}")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, self._settings.reconnect_max_s)
+            await backoff.wait()
         raise Stopped
 
     async def _listen(self, ledger: Ledger, subject: str, handler: Handler) -> None:
-        backoff_s = self._settings.reconnect_min_s
+        backoff = Backoff(self._settings)
         while not self._stopping.is_set():
             try:
                 await ledger.subscribe(subject, handler)
                 return
             except LedgerError as error:
                 self._status.alone(f"listening to {subject} failed: {error}")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, self._settings.reconnect_max_s)
+            await backoff.wait()
 
     async def _pump(self) -> None:
         """Look into the outbox, translate what the engine left, wake the lanes."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from kvferry.errors import KVFerryError
 from kvferry.ledger.credentials import without_secrets
+from kvferry.node.agent.backoff import Backoff
 from kvferry.node.agent.connect import Connect, Ledger
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.ports.log import BusPort, Handler
@@ -42,10 +43,9 @@ class Connection:
 
     async def run(self) -> None:
         """Returns once it listens."""
-        backoff_s = self._settings.reconnect_min_s
+        backoff = Backoff(self._settings)
         while not await self._tried():
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._settings.reconnect_max_s)
+            await backoff.wait()
 
     async def close(self) -> None:
         """End the connection, in bounded time."""

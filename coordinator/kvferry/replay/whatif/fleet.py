@@ -12,9 +12,10 @@ from kvferry.core.messages import SAVED_UNKNOWN
 from kvferry.core.retention_gaps import GapModel, learned
 from kvferry.core.retention_keeper import shares
 from kvferry.core.state import JOINED, NodeState, SpaceState
+from kvferry.replay.nodes.clock import Clock
 from kvferry.replay.nodes.leases import Left
 from kvferry.replay.whatif.lives import Life
-from kvferry.replay.whatif.memory import Clock, Engine
+from kvferry.replay.whatif.memory import Engine
 from kvferry.replay.whatif.policy import Keeping, Policy, Rates
 
 ADVISE_EVERY_S = 10.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from kvferry.ids import sample_stride
+from kvferry.replay.nodes.clock import Clock
 from kvferry.replay.nodes.leases import ChainLeases, Limits
 from kvferry.replay.nodes.pool import BlockPool
 from kvferry.replay.whatif.policy import Keeping
@@ -15,28 +15,6 @@ CHAINS_MAX = 16_384
 """More than retention remembers of a node."""
 COPY_BYTES_S = 4e9
 """A node copies to its host memory at this rate: the connector's default."""
-
-
-class Clock:
-    """The ledger's time, and what is due in it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._asked = 0
-
-    def at(self, when_s: float, act: Callable[[], None]) -> None:
-        """Have ``act`` called once that time has come."""
-        self._asked += 1
-        heapq.heappush(self._due, (when_s, self._asked, act))
-
-    def go_on(self, now_s: float) -> None:
-        """It is so late now."""
-        while self._due and self._due[0][0] <= now_s:
-            when_s, _, act = heapq.heappop(self._due)
-            self.now_s = max(self.now_s, when_s)
-            act()
-        self.now_s = max(self.now_s, now_s)
 
 
 class Engine:
