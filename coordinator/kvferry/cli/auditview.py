@@ -8,6 +8,7 @@ from kvferry.replay.audit.decisions import COMPUTED, FAILED, PULLED
 from kvferry.replay.audit.live.run import LiveReport
 from kvferry.replay.audit.predictions import ErrorFactor, Judgement
 from kvferry.replay.audit.run import Audit
+from kvferry.replay.words import counted
 
 SHOWN_MAX = 50
 NOTES_PER_KIND_MAX = 3
@@ -32,7 +33,7 @@ def show(done: Audit, lives: LiveReport | None = None) -> None:
         _lives(lives)
     _findings(done)
     count = len(done.violations)
-    render.line("all invariants hold" if not count else f"{count:,} violations")
+    render.line("all invariants hold" if not count else counted(count, "violation"))
     if count:
         render.line("cure: `kvferry explain ID` tells a request's or transfer's whole story; "
                     "report it with `kvferry export --strip`")  # fmt: skip

@@ -84,6 +84,12 @@ def command(
     if a is None and other is None:
         raise ConfigError("give two points, as in `kvferry diff -1h now`, or a second source with "
                           "--other")  # fmt: skip
+    for one in (a, b):
+        if one is not None and Path(one).is_file():
+            raise ConfigError(
+                f"{one} is a file, and A and B are points: `kvferry diff --file ONE --other TWO` "
+                "compares two files"
+            )
     now = wall_ms()
     points = [parse_point(one, now) if one is not None else Point() for one in (a, b)]
     done = guard.run(_diff(nats, file, other, points[0], points[1]))

@@ -20,6 +20,7 @@ from kvferry.cli.times import FORMS, Point
 from kvferry.core.events import SCHEMAS
 from kvferry.errors import ConfigError
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
+from kvferry.replay.reading import covered
 
 TAIL_EVENTS = 50
 LANES = {
@@ -220,7 +221,7 @@ async def _nothing(log: LogPort, selection: Selection) -> str:
     for stream in selection.streams:
         bounds = await log.bounds(stream)
         if bounds.last >= bounds.first:
-            held.append(f"{stream} holds messages {bounds.first} to {bounds.last}")
+            held.append(f"{stream} holds {await covered(log, stream)}")
         else:
             held.append(f"{stream} is empty: no node has joined yet")
     return f"no event matches; {'; '.join(held)}"

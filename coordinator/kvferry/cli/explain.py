@@ -12,6 +12,7 @@ from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.progress import progress
 from kvferry.cli.times import clock, duration
+from kvferry.errors import ConfigError
 from kvferry.replay.blockstory import NAMED, as_hash
 from kvferry.replay.explain import ITEMS_MAX, explain
 from kvferry.replay.fate import FATES
@@ -58,6 +59,8 @@ def command(
 
       kvferry explain 3f9a1c0be4d27781             a block, by the start of its chain hash
     """
+    if not asked.strip():
+        raise ConfigError("name a request, session, transfer or block; `kvferry events` lists them")
     story = guard.run(_read(nats, file, asked))
     if as_json:
         print_document(story)
@@ -125,6 +128,8 @@ def _unread(story: Story) -> str:
 
 def _unknown(story: Story) -> str:
     text = f"the ledger knows no request, session, transfer or block {story.asked!r}"
+    if story.is_node:
+        text += f", but a node of that name: `kvferry replay --node {story.asked}` shows it"
     if as_hash(story.asked):
         text += f"; {NAMED}"
     if story.unread:

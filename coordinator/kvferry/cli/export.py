@@ -19,7 +19,7 @@ from kvferry.ledger.archive.contents import Range
 from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, LogPort
 from kvferry.replay.exporting import Exported, export, whole
 from kvferry.replay.perfetto.write import Traced, write_trace
-from kvferry.replay.reading import first_from
+from kvferry.replay.reading import covered, first_from
 
 
 @guard.guarded
@@ -127,10 +127,9 @@ async def _ranges(log: LogPort, first: Point | None, last: Point | None) -> dict
     held = await whole(log)
     facts = await _within(log, FACTS_STREAM, held[FACTS_STREAM], first, last)
     if facts.last < facts.first and (first is not None or last is not None):
-        covered = held[FACTS_STREAM]
         raise ConfigError(
-            "nothing of the ledger lies in that range; its facts are messages "
-            f"{covered.first} to {covered.last}"
+            "nothing of the ledger lies in that range; its facts are "
+            f"{await covered(log, FACTS_STREAM)}"
         )
     times = [await _time_of(log, point) for point in (first, last)]
     blocks = await _within(log, BLOCKS_STREAM, held[BLOCKS_STREAM], *times)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kvferry.cli.times import Point, iso
+from kvferry.cli import guard
+from kvferry.cli.times import Point, iso, wall_ms
 from kvferry.core.state import State
 from kvferry.errors import ConfigError
+from kvferry.ledger.archive.log import ArchiveLog
 from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.fold import Progress, fold_to
-from kvferry.replay.reading import first_from
+from kvferry.replay.reading import covered, first_from
 
 
 async def state_at(
@@ -24,8 +26,8 @@ async def state_at(
     bounds = await log.bounds(FACTS_STREAM)
     if point.seq is not None and point.seq > bounds.last:
         raise ConfigError(
-            f"sequence {point.seq} lies after the ledger's end; its facts are messages "
-            f"{bounds.first} to {bounds.last}"
+            f"sequence {point.seq} lies after the ledger's end; its facts are "
+            f"{await covered(log, FACTS_STREAM)}"
         )
     if point.time_ms is not None:
         first = await first_from(log, FACTS_STREAM, bounds.first)
@@ -34,6 +36,7 @@ async def state_at(
                 f"{iso(point.time_ms)} lies before the ledger's beginning; its first message, "
                 f"{first.seq}, was stored at {iso(first.stored_ms)}"
             )
+        await _note_end(log, point.time_ms, bounds.last)
     return await fold_to(
         log,
         to_seq=point.seq,
@@ -41,3 +44,15 @@ async def state_at(
         from_snapshot=not afresh,
         progress=progress,
     )
+
+
+async def _note_end(log: LogPort, time_ms: int, last: int) -> None:
+    """Say so where nobody can know what was then: after a file's end, or in the future."""
+    if not isinstance(log, ArchiveLog) and time_ms <= wall_ms():
+        return
+    end = await first_from(log, FACTS_STREAM, last)
+    if end is not None and end.stored_ms < time_ms:
+        guard.note(
+            f"note: {iso(time_ms)} lies after the last message, {end.seq}, of {iso(end.stored_ms)}:"
+            " shown is the end"
+        )

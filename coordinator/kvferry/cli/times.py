@@ -10,6 +10,7 @@ import msgspec
 
 from kvferry.errors import ConfigError
 from kvferry.replay.words import duration as duration
+from kvferry.replay.words import iso as iso
 
 FORMS = (
     "a stream sequence (1234), a moment (2026-01-31T10:15:00Z; without a zone it is local time), "
@@ -53,12 +54,6 @@ def parse_point(text: str, now_ms: int) -> Point:
 def wall_ms() -> int:
     """The clock on the wall of the person who typed the command, Unix milliseconds."""
     return time.time_ns() // 1_000_000
-
-
-def iso(unix_ms: int) -> str:
-    """Local time with its zone, to the millisecond."""
-    moment = datetime.fromtimestamp(unix_ms / 1_000).astimezone()
-    return moment.isoformat(timespec="milliseconds")
 
 
 def clock(unix_ms: int) -> str:

@@ -50,8 +50,9 @@ def command(
     file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch nodes, leases, requests, transfers, misses and TileRT slots live. Keys: q quits, p
-    pauses the screen.
+    """Watch nodes, leases, requests, transfers, misses and TileRT slots live.
+
+    Keys: q quits, p pauses the screen.
 
     Folds the ledger itself and follows it, so it needs no coordinator. While NATS is away it shows
     what it knows and why there is nothing newer. --json prints one frame, as --once does.

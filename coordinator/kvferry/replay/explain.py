@@ -63,7 +63,9 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
     """
     related = Related(asked)
     unread = Unread()
+    is_node = False
     async for _, batch in _batches(log, FACTS_STREAM, progress, unread):
+        is_node = is_node or batch.node == asked
         for entry in batch.entries:
             related.learn(entry)
     if not related.found:
@@ -80,6 +82,7 @@ async def explain(log: LogPort, asked: str, *, progress: Progress | None = None)
             near=near,
             near_sessions=sessions,
             near_transfers=transfers,
+            is_node=is_node,
             unread=unread.count,
             unread_why=unread.why,
         )

@@ -105,6 +105,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     """For an unknown id: known requests that are like it, else the latest ones."""
     near_sessions: tuple[str, ...] = ()
     near_transfers: tuple[str, ...] = ()
+    is_node: bool = False
+    """The unknown id is a node's name."""
     truncated: bool = False
     """There were more events than a story holds; the first are given."""
     unread: int = 0

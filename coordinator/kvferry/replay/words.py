@@ -1,6 +1,14 @@
-"""Lengths of time and ranges as they stand in a sentence."""
+"""Moments, lengths of time and counts as they stand in a sentence."""
 
 from __future__ import annotations
+
+from datetime import datetime
+
+
+def iso(unix_ms: int) -> str:
+    """Local time with its zone, to the millisecond."""
+    moment = datetime.fromtimestamp(unix_ms / 1_000).astimezone()
+    return moment.isoformat(timespec="milliseconds")
 
 
 def duration(ms: float) -> str:
