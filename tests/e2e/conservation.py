@@ -93,13 +93,13 @@ def audited(plane: View) -> Audit:
 
 
 def _settled(plane: View, engines: list[EngineProcess]) -> tuple[list[Recorded], list[Recorded]]:
-    """Both streams, read while no engine stored anything: a pin's end may still come late."""
+    """Both streams, read while no engine had or stored anything: a pin's end may come late."""
     deadline = time.monotonic() + BACK_S
     before = [engine.ask("outbox") for engine in engines]
     while True:
         found = plane.events(), plane.blocks()
         after = [engine.ask("outbox") for engine in engines]
-        if before == after:
+        if before == after and not any(lane.waiting for one in after for lane in one.values()):
             return found
         assert time.monotonic() < deadline, f"something is stored all the time: {after}"
         before = after

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.e2e.conftest import Pair, prompt
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import of
+from tests.e2e.plane import Recorded, of
 
 from kvferry.core.events import LinkProbed, Requested, Transferred
 
@@ -25,14 +25,17 @@ def test_a_first_pull_measures_the_data_planes_and_the_ledger_says_which_is_used
     assert answer.report["pulled"] == 1000 // BLOCK * BLOCK
     assert answer.tokens == reference.run("choice", text, tokens=20).tokens
 
-    seen = pair.plane.wait_for(
-        lambda seen: [e for e in of(seen, LinkProbed, peer="p0") if e.gb_per_s], "a measurement"
-    )
-    probed = [
-        r for r in seen if r.node == "d0" and isinstance(r.event, LinkProbed) and r.event.gb_per_s
-    ]
-    transfer = probed[-1].cause
-    events = [r.event for r in probed if r.cause == transfer]
+    def measured(seen: list[Recorded]) -> list[Recorded]:
+        probes = [r for r in seen if r.node == "d0" and isinstance(r.event, LinkProbed)]
+        return [r for r in probes if r.event.peer == "p0" and r.event.gb_per_s]
+
+    def told(seen: list[Recorded]) -> list[str]:
+        """Transfers that were measured on the way."""
+        return [r.cause for r in measured(seen) if of(seen, Transferred, transfer=r.cause)]
+
+    seen = pair.plane.wait_for(told, "a transfer that was measured on the way")
+    transfer = told(seen)[-1]
+    events = [r.event for r in measured(seen) if r.cause == transfer]
     # Where the kernel lets no process read another one's memory, tcp is measured alone.
     assert "tcp" in {one.backend for one in events}
     (chosen,) = [one for one in events if one.why]

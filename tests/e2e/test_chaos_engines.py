@@ -141,11 +141,16 @@ def test_a_frozen_engine_is_given_up_and_comes_back(
         assert answer.tokens == expected[0]
     finally:
         d0.thaw()
-    facts = plane.wait_for(
+    plane.wait_for(
         lambda seen: [j for j in of(seen, NodeJoined, incarnation=life) if j.epoch == 2],
         "the second epoch of d0",
     )
-    assert [i.event.last for i in facts if i.node == "d0" and isinstance(i.event, Inventory)]
+    plane.wait_for(
+        lambda seen: [
+            r for r in seen if r.node == "d0" and isinstance(r.event, Inventory) and r.event.last
+        ],
+        "what d0 still holds",
+    )
     plane.wait_projected()
     assert plane.space().nodes["d0"].status == JOINED
     answer = d1.run("a-d1-1", texts[1], tokens=8)
@@ -218,8 +223,14 @@ def test_a_source_killed_in_mid_transfer_and_started_again(
     assert d0.answer("c-plain").tokens == reference.run("c-plain", plain, tokens=60).tokens
     fleet.relay.carry()
 
-    facts = left(plane, "p0", life)
-    failed = [f for f in of(facts, TransferFailed) if f.request.startswith("c-")]
+    left(plane, "p0", life)
+
+    def failures(seen: list[Recorded]) -> list[TransferFailed]:
+        return [f for f in of(seen, TransferFailed) if f.request.startswith("c-")]
+
+    failed = failures(
+        plane.wait_for(lambda seen: len(failures(seen)) >= len(texts), "every load's failure")
+    )
     assert len(failed) == len(texts)
     assert {f.reason for f in failed} == {"unreachable"}
     assert {f.stage for f in failed} <= {"pin", "read"}

@@ -93,7 +93,8 @@ def test_blocks_move_while_the_prompt_is_computed(
     asked, moved = about(plane, Requested, "a-d"), about(plane, Transferred, "a-d")
     assert (asked.basis, asked.granted) == ("handover", LONG // BLOCK)
     assert (moved.start, moved.count) == (0, LONG // BLOCK)
-    (pin,) = of(plane.events(), PinEnded, transfer=moved.transfer)
+    pins = plane.wait_for(lambda seen: of(seen, PinEnded, transfer=moved.transfer), "the pin's end")
+    (pin,) = of(pins, PinEnded, transfer=moved.transfer)
     assert (pin.how, pin.granted) == ("intact", LONG // BLOCK)
 
 

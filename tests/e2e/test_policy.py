@@ -221,7 +221,9 @@ def test_a_reset_voids_the_pins_that_stand(pair: Pair, reference: EngineProcess)
     )
     (failed,) = [f for f in of(seen, TransferFailed) if f.request.startswith("void-p")]
     assert (failed.stage, failed.reason) == ("settle", "void")
-    assert of(seen, PinEnded, transfer=failed.transfer, how="void")
+    pair.plane.wait_for(
+        lambda seen: of(seen, PinEnded, transfer=failed.transfer, how="void"), "the pin's end"
+    )
 
 
 def test_a_lease_stands_in_the_way_of_a_reset_until_the_connector_is_told(

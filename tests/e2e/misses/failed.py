@@ -132,8 +132,10 @@ def source_killed_while_it_is_read_and_gone_afterwards(scene: Scene, right: Engi
     seen = scene.plane.wait_for(lambda seen: of(seen, NodeLeft, node="p1"), "p1 to be given up")
     (left,) = [one for one in seen if isinstance(one.event, NodeLeft)]
     scene.plane.wait_projected()
-    # Which of the two it is called depends on who notices first, the scheduler's pin or the read.
-    told = missed(scene, right, text, answer, "node_left", "transfer_failed")
+    # What it is called depends on who notices first: the scheduler's pin, refused or cut off on its
+    # way, or the read.
+    names = ("node_left", "peer_unreachable", "transfer_failed")
+    told = missed(scene, right, text, answer, *names)
     failed, gone = told.story["causes"]
     assert (failed["stage"], failed["reason"]) == ("read", "unreachable")
     assert (gone["how"], gone["reason"], gone["source"]) == ("source_gone", "node_left", "p1")

@@ -93,10 +93,10 @@ class TestOffers:
 
     def test_telling_of_a_reuse_is_cheap(self, source: Source) -> None:
         count = 20_000
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         for block in range(count):
             source.table.reused(block)
-        assert (time.perf_counter() - began_s) / count < 50e-6
+        assert (time.thread_time() - began_s) / count < 50e-6
 
 
 class TestSecondOpinion:
