@@ -22,6 +22,7 @@ COMMANDS = {
     "coordinator",
     "router",
     "demo",
+    "tilert-node",
     "status",
     "top",
     "events",
@@ -43,7 +44,7 @@ COMMANDS = {
     "drain",
     "undrain",
 }
-PLUGINS = {"router", "demo"}
+PLUGINS = {"router", "demo", "tilert-node"}
 NOWHERE = "nats://127.0.0.1:9"
 runner = CliRunner()
 
