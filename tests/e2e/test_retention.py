@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from tests.bench.crowd import Crowd
 from tests.e2e.conftest import BLOCK, StartEngine, free_again, joined, prompt
 from tests.e2e.conservation import check
 from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane, of
+from tests.e2e.plane import Plane, Recorded, of
 
 from kvferry.core.events import Evicted, RequestEnded, Retained
 
@@ -112,6 +114,42 @@ def test_nobody_retains_longer_than_allowed_nor_ends_another_tenant_s_session(
     plane.wait_for(
         lambda seen: of(seen, Evicted, offer=lease.offer, reason="session_end"), "its own end"
     )
+
+
+def test_what_an_operator_sets_is_followed_while_the_engine_runs(pair: Pair, plane: Plane) -> None:
+    without_leases(pair.d0)
+    asked = {"session": "steered", "turn": 1, "retain_ms": 60_000}
+    pair.d0.run("steered", prompt(8_500, 4 * BLOCK), tokens=2, kvferry=asked)
+    (lease,) = leased_on_request(plane, "steered")
+    numbers = itertools.count()
+
+    def again(retain_ms: int = 0) -> None:
+        """Another request: an engine follows a policy with its next step."""
+        number = next(numbers)
+        wish = {"session": f"steered-{number}", "turn": 1, "retain_ms": retain_ms}
+        text = prompt(8_600 + number, 2 * BLOCK)
+        pair.d0.run(f"steered-{number}", text, tokens=2, kvferry=wish)
+
+    def ended(seen: list[Recorded]) -> object:
+        again()
+        return of(seen, Evicted, offer=lease.offer, reason="policy")
+
+    def shorter(seen: list[Recorded]) -> object:
+        again(60_000)
+        return of(seen, Retained, tier="hbm", why="retain", ttl_ms=5_000)
+
+    steer(plane, "--lease-budget", "0")
+    plane.wait_for(ended, "the lease to end with its budget")
+    assert pair.d0.ask("leases") == 0
+    steer(plane, "--lease-budget", "default", "--retain-max", "5")
+    plane.wait_for(shorter, "a lease for no longer than may be asked for now")
+    steer(plane, "--retain-max", "default")
+
+
+def steer(plane: Plane, *settings: str) -> None:
+    """Set how d0 keeps."""
+    done = plane.cli("policy", "--node", "d0", *settings)
+    assert done.returncode == 0, done.stderr + done.stdout
 
 
 def test_a_reset_ends_every_lease_and_the_books_balance(pair: Pair, plane: Plane) -> None:
