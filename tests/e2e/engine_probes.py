@@ -115,6 +115,19 @@ class Probes:
         """Negate every number of a prompt's block in the host tier; False if it is not there."""
         import numpy as np
         from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+
+        slot = self._host_slot(tokens, block)
+        if slot is None:
+            return False
+        for span in get_kv_transfer_group()._worker._host.worker._pool.block(slot):
+            np.frombuffer(span, dtype=np.uint8)[3::4] ^= 0x80
+        return True
+
+    def probe_in_host(self, tokens: list[int]) -> bool:
+        """Whether the last whole block of a prompt is in the host tier."""
+        return self._host_slot(tokens, len(tokens) // self.side._block_size - 1) is not None
+
+    def _host_slot(self, tokens: list[int], block: int) -> int | None:
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
@@ -122,12 +135,8 @@ class Probes:
         size, chain_hash = self.side._block_size, None
         for begin in range(0, (block + 1) * size, size):
             chain_hash = hash_block_tokens(hashing, chain_hash, tokens[begin : begin + size], None)
-        slot = self.side._hosting.tier.table.slot(bytes(chain_hash or b""))
-        if slot is None:
-            return False
-        for span in get_kv_transfer_group()._worker._host.worker._pool.block(slot):
-            np.frombuffer(span, dtype=np.uint8)[3::4] ^= 0x80
-        return True
+        slot: int | None = self.side._hosting.tier.table.slot(bytes(chain_hash or b""))
+        return slot
 
     def probe_open(self) -> int:
         return int(self.side._pulls.open_count())
