@@ -209,10 +209,8 @@ class Leasing:
 
     def crowded(self, blocks: int) -> bool:
         """Whether leases are in the way of ``blocks`` that somebody is about to take."""
-        return bool(
-            self._leases
-            and blocks + self._limits.watermark_blocks > self._pool.get_num_free_blocks()
-        )
+        least = blocks + self._limits.watermark_blocks
+        return bool(self._leases and least > self._pool.get_num_free_blocks())
 
     def end_all(self, reason: str) -> None:
         """End every lease that is not pinned."""
