@@ -48,7 +48,7 @@ class DemoSettings:
     """``--max-num-batched-tokens``."""
     long_prefill: int = 1_024
     """Below ``step``, so that pulls start while a long prefill runs."""
-    start_s: float = 240.0
+    start_s: float = 480.0
     """For an engine to answer, on a machine where others run too."""
     model_s: float = 120.0
     answer_s: float = 120.0

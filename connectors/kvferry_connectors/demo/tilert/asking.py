@@ -11,6 +11,7 @@ from kvferry_connectors.demo.texts import Conversation
 from kvferry_connectors.demo.tilert.figures import PoolFigures, PoolTurn
 from kvferry_connectors.demo.tilert.records import PoolRecord, pool_record
 from kvferry_connectors.demo.tilert.stack import TilertStack
+from kvferry_connectors.demo.tilert.told import all_told
 
 POOL = {"pool": "tilert"}
 OR_NATIVE = {"pool": "tilert", "fallback": True}
@@ -30,6 +31,8 @@ class Asker:
     def __init__(self, stack: TilertStack, figures: PoolFigures) -> None:
         self._stack = stack
         self._figures = figures
+        self._kept: dict[str, dict[str, int]] = {}
+        """Of each conversation the tokens that each node has."""
 
     async def ask(self, name: str, prompt: Sequence[int], *, stream: bool, session: str) -> Asked:
         """One turn on a TileRT node; returns when its record is complete.
@@ -49,6 +52,7 @@ class Asker:
             stack.settings.ledger_s,
             f"the record of {name} ({answer.request})",
         )
+        await all_told(stack.ledger, record.position, stack.settings.ledger_s)
         if record.prefill.computed_tokens == len(prompt):
             await self.compare(name, prompt, answer)
         return Asked(answer, record)
@@ -75,14 +79,15 @@ class Asker:
 
     async def turn(self, conversation: Conversation, length: int, *, stream: bool) -> PoolTurn:
         """The next turn of a conversation."""
-        before = len(conversation.prompts[-1]) if conversation.prompts else 0
-        history = self.kept_tokens(before) if before else 0
+        kept = self._kept.setdefault(conversation.name, {})
         prompt = conversation.ask(length)
         name = f"{conversation.name}{conversation.turn}"
         asked = await self.ask(name, prompt, stream=stream, session=conversation.name)
         conversation.answered(asked.answer.tokens)
         record = asked.record
         prefill, send = record.prefill, record.send
+        history = kept.get(prefill.source, max(kept.values(), default=0))
+        kept[record.turn.decode_node] = self.kept_tokens(len(prompt))
         return PoolTurn(
             conversation=conversation.name,
             turn=conversation.turn,

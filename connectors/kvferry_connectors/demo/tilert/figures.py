@@ -55,7 +55,7 @@ class PoolTurn:
     not_returned: str
     """Why the node kept nothing."""
     history_tokens: int
-    """Of the prompt that a node can have kept: full blocks of the last turn's prompt and answer."""
+    """Of the prompt that ``source`` had kept: full blocks of the last prompt and answer there."""
     ttft_ms: float
     total_ms: float
     request: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvferry.core.events import (
     Requested,
     RequestEnded,
+    Retained,
     SendBegan,
     SendEnded,
     SlotChanged,
@@ -31,6 +32,8 @@ class PoolRecord:
     wanted: Requested
     kept: RequestEnded
     """The node's own word on what it generated and keeps."""
+    position: int
+    """Of the last message, by which all of it is known, what the node offers included."""
 
 
 def pool_record(records: Records, request: str) -> PoolRecord | None:
@@ -67,7 +70,13 @@ def pool_record(records: Records, request: str) -> PoolRecord | None:
     )
     if send is None or kept is None:
         return None
-    return PoolRecord(turn, granted, changes, began, send, prefill, wanted, kept)
+    offered = any(
+        f.node == turn.decode_node and e.request == began.rid for f, e in records.of(Retained)
+    )
+    if kept.kept_blocks and not offered:
+        return None
+    position = records.facts[-1].seq
+    return PoolRecord(turn, granted, changes, began, send, prefill, wanted, kept, position)
 
 
 def last_lease(records: Records, node: str) -> tuple[str, tuple[str, ...]]:
