@@ -20,6 +20,9 @@ KEY = "hex:" + "5a" * 32
 BLOCK = 32
 """Tokens in a block of the tests' engines, where a test says nothing else."""
 
+POKE_EVERY_S = 0.1
+"""What is waited for, as a lease's end, takes seconds; each poke is a request in the ledger."""
+
 pytestmark = pytest.mark.engine
 
 
@@ -143,3 +146,4 @@ def free_again(engine: EngineProcess, wanted: int, timeout_s: float = 60.0) -> N
         if time.monotonic() > deadline:
             raise TimeoutError(f"{engine.name}: {engine.ask('free_blocks')} of {wanted} are free")
         engine.run(f"poke-{seed}", prompt(seed, 5), tokens=2)
+        time.sleep(POKE_EVERY_S)
