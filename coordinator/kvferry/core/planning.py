@@ -91,7 +91,12 @@ def plan_prefix(
     ]
     ranked = rank(sources, block_size=target.block_size, prefill=prefill, target=target.name)
     longest_ms = max(one.recompute_ms or 0.0 for one in ranked)
-    worth = [one for one in ranked if one.worth] if weigh else ranked
+    # Where costs do not count, neither do the differences between them.
+    worth = (
+        [one for one in ranked if one.worth]
+        if weigh
+        else sorted(ranked, key=lambda one: -one.source.blocks)
+    )
     if not worth:
         tried = None
         if prefill is not None:

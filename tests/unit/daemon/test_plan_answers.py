@@ -116,13 +116,21 @@ async def test_a_move_that_costs_more_than_computing_is_too_dear() -> None:
         assert tried.predicted_ms > tried.recompute_ms
         cheap = await plan(log, coordinator, plan_request("d0", PROMPT))
         assert cheap.miss == "nothing_held"
-    # Where the leader does not weigh costs whatever is held is moved, whoever answers.
+        d1 = FakeNode(log, "d1")
+        await d1.join()
+        last = await d1.facts(offer("e.1", PROMPT[:40]))
+        await settled(coordinator, last)
+        weighed = await plan(log, coordinator, plan_request("p0", PROMPT))
+        assert [one.node for one in weighed.candidates] == ["d1"], "nobody knows that link yet"
+    # Where the leader does not weigh costs the longest is moved, whoever answers.
     async with running(log, replica="c-off", cost="off") as leader:
+        await settled(leader, last)
         await until(lambda: leader.decider.leads(SPACE), "it leads")
         async with running(log, replica="c-by", cost="learned") as standby:
             for one in (leader, standby):
                 moved = await plan(log, one, plan_request("p0", PROMPT))
-                assert [(c.node, c.limit) for c in moved.candidates] == [("d0", 0)], one.replica
+                found = [(c.node, c.blocks, c.limit) for c in moved.candidates]
+                assert found == [("d0", 64, 0), ("d1", 40, 0)], one.replica
 
 
 async def test_malformed_requests_are_counted_and_do_not_hurt() -> None:
