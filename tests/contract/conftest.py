@@ -26,16 +26,33 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture(scope="session")
-def sources(kind: Kind) -> Iterator[SourceProcess]:
-    """One process of sources for all tests of a kind that neither stop nor kill it."""
-    process = SourceProcess(kind)
-    yield process
-    process.close()
+def processes() -> Iterator[dict[str, SourceProcess]]:
+    """At most one process of sources, by the label of its kind.
+
+    Modules have a ``kind`` of their own, and tests of one kind come from several: what was made for
+    one must not be taken for another, whatever the order.
+    """
+    made: dict[str, SourceProcess] = {}
+    yield made
+    for process in made.values():
+        process.close()
 
 
 @pytest.fixture
-def serve(kind: Kind) -> Iterator[Serve]:
+def sources(kind: Kind, processes: dict[str, SourceProcess]) -> SourceProcess:
+    """One process of sources for all tests of a kind that neither stop nor kill it."""
+    if kind.label not in processes:
+        while processes:
+            processes.popitem()[1].close()
+        processes[kind.label] = SourceProcess(kind)
+    return processes[kind.label]
+
+
+@pytest.fixture
+def serve(kind: Kind, request: pytest.FixtureRequest) -> Iterator[Serve]:
     """Make a backend over a pool; all are closed, and must leave no thread or descriptor."""
+    if "sources" in request.fixturenames:
+        request.getfixturevalue("sources")  # So that its pipes are not taken for the backend's.
     threads = set(threading.enumerate())
     descriptors = set(os.listdir("/proc/self/fd"))
     made: list[Backend] = []

@@ -78,7 +78,7 @@ def engines_hold_what_the_ledger_says(plane: View, living: set[str]) -> LiveRepo
         return await LiveAudit(ledger, ledger).run()
 
     report = plane.use(run)
-    assert report.findings == ()
+    assert report.findings == (), report.findings
     assert living <= set(report.agreed), report
     return report
 
