@@ -52,6 +52,8 @@ class Exports:
         self._reused: list[bytes] = []
         self._offers: dict[bytes, str] = {}
         """Tail hash of each chain that is offered whole, to its offer."""
+        self._covers: dict[str, tuple[str, ...]] = {}
+        """Offers that an offer covers, until its chain is left to the leases."""
         self._counter = itertools.count(1)
         self.leasing = Leasing(
             pool,
@@ -88,12 +90,10 @@ class Exports:
         self._table.offer(hashes, ids)
         known = self._offers.get(hashes[-1])
         if known is not None and not fresh and not tracked.offered_early:
-            # Not one block was reused since: the offer still stands.
-            self.leasing.offered(known, tracked, ids, (), awaited=awaited)
-            return known, blocks
-        # The ledger ends what this offer covers.
-        covers = [old for h in hashes[:-1] if (old := self._offers.pop(h, None)) is not None]
-        offer = self._begin(tracked, hashes)
+            offer = known  # Not one block was reused since: the offer still stands.
+        else:
+            offer = self._begin(tracked, hashes)
+        covers = self._covers.pop(offer, ())
         self.leasing.offered(offer, tracked, ids, covers, awaited=awaited)
         return offer, blocks
 
@@ -155,6 +155,7 @@ class Exports:
         self._watched.clear()
         self._reused.clear()
         self._offers.clear()
+        self._covers.clear()
         if self._host is not None:
             self._host.clear(reason)
         self._outbox.hand_over(Cleared(reason))
@@ -167,8 +168,12 @@ class Exports:
     # --- inner ------------------------------------------------------------------------------
 
     def _begin(self, tracked: Tracked, hashes: list[bytes]) -> str:
-        """A new offer of a whole chain; the ledger hears of it."""
+        """A new offer of a whole chain; the ledger hears of it, and ends those that it covers."""
         offer = f"{self._incarnation}.{next(self._counter)}"
+        covered = [old for h in hashes if (old := self._offers.pop(h, None)) is not None]
+        self._covers[offer] = tuple(
+            name for old in covered for name in (*self._covers.pop(old, ()), old)
+        )
         self._offers[hashes[-1]] = offer
         self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
         return offer
@@ -203,7 +208,9 @@ class Exports:
         self._table.reused(block_id)
         if self._host is not None:
             self._host.reused(block_id)
-        self._offers.pop(chain_hash, None)
+        offer = self._offers.pop(chain_hash, None)
+        if offer is not None:
+            self._covers.pop(offer, None)
         self._reused.append(chain_hash)
 
     def present_hash(self, block_id: int) -> bytes | None:

@@ -272,8 +272,9 @@ class Leasing:
         chain = self.retention.find(action.chain)
         if not isinstance(chain, OfferedChain):
             return  # A later action of the same round gave it up again.
-        if not self._intact(chain.blocks, chain.hashes):
-            self.retention.lost(chain.key, self._memory())
+        stands = self._offers.get(chain.hashes[len(chain.blocks) - 1]) == chain.key
+        if not stands or not self._intact(chain.blocks, chain.hashes):
+            self.retention.lost(chain.key, self._memory())  # Or a longer offer has its blocks.
             return
         lease = f"{chain.key}{LEASE_MARK}{next(self._counter)}"
         held = [self._pool.blocks[i] for i in chain.blocks]

@@ -193,6 +193,24 @@ def test_an_offer_that_a_longer_one_covered_is_made_anew() -> None:
     assert engine.exports.offer(tracked("d", hashes), ids, 6)[0] == long
 
 
+def test_a_chain_that_is_pulled_on_top_of_a_leased_one_takes_its_place() -> None:
+    """The ledger ends the shorter offer with the pull, and its lease ends with the request."""
+    engine = Engine()
+    held = engine.pool.get_new_blocks(6)
+    hashes, ids = chain("a", 6), [block.block_id for block in held]
+    short, _ = engine.exports.offer(tracked("a", hashes[:3]), ids[:3], 3, awaited=True)
+    one = tracked("b", hashes)
+    engine.exports.offer_pulled(one, ids, 6)
+    assert engine.handed(LeaseEnded) == []
+    # A sibling of the same pull may end first.
+    long, _ = engine.exports.offer(tracked("c", hashes), ids, 6, awaited=True)
+    assert engine.exports.offer(one, ids, 6, awaited=True)[0] == long
+    assert [item.offer for item in engine.handed(Leased)] == [short, long]
+    assert [(item.lease, item.reason) for item in engine.handed(LeaseEnded)] == [
+        (engine.handed(Leased)[0].lease, "superseded")
+    ]
+
+
 @pytest.mark.parametrize("reason", ["cleared", "paused"])
 def test_clearing_withdraws_everything(reason: str) -> None:
     engine = Engine()

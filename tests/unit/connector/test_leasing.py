@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.unit.connector.support import chain, tracked
 from tests.unit.connector.test_exports import POOL, USABLE, Engine
 
 from kvferry.core.retention_actions import Action
@@ -179,6 +180,18 @@ def test_a_lease_that_could_not_begin_may_end_in_the_same_round() -> None:
     leasing._perform([Action("lease", "gone", "expected", 9), Action("end", "gone", "pressure")])
     assert (engine.handed(Leased), engine.handed(LeaseEnded)) == ([], [])
     assert engine.free == USABLE
+
+
+def test_no_lease_begins_under_an_offer_that_the_ledger_has_ended() -> None:
+    engine = Engine()
+    held = engine.pool.get_new_blocks(6)
+    hashes, ids = chain("a", 6), [block.block_id for block in held]
+    short, _ = engine.exports.offer(tracked("a", hashes[:3]), ids[:3], 3)
+    other, _ = engine.serve("other", 3)
+    engine.exports.offer_pulled(tracked("b", hashes), ids, 6)
+    for offer in (short, other):
+        engine.exports.leasing._perform([Action("lease", offer, "expected", 9)])
+    assert [item.offer for item in engine.handed(Leased)] == [other]
 
 
 def test_leases_hold_out_against_any_mixture_of_requests() -> None:
