@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from tests.contract.kinds import USABLE, Kind
 from tests.contract.permits import allow
 from tests.contract.pools import Pool
 from tests.contract.sources import SourceProcess
+from tests.leftovers import nothing_stays_open
 
 from kvferry.ports.backend import Authorize, Backend
 
@@ -53,8 +53,6 @@ def serve(kind: Kind, request: pytest.FixtureRequest) -> Iterator[Serve]:
     """Make a backend over a pool; all are closed, and must leave no thread or descriptor."""
     if "sources" in request.fixturenames:
         request.getfixturevalue("sources")  # So that its pipes are not taken for the backend's.
-    threads = set(threading.enumerate())
-    descriptors = set(os.listdir("/proc/self/fd"))
     made: list[Backend] = []
 
     def make(pool: Pool, authorize: Authorize = allow, **options: object) -> Backend:
@@ -63,12 +61,10 @@ def serve(kind: Kind, request: pytest.FixtureRequest) -> Iterator[Serve]:
         backend.register(pool.regions, authorize)
         return backend
 
-    yield make
-    for backend in made:
-        backend.close()
-    if not kind.keeps_process_wide:
-        assert set(threading.enumerate()) <= threads
-        assert set(os.listdir("/proc/self/fd")) <= descriptors
+    with contextlib.nullcontext() if kind.keeps_process_wide else nothing_stays_open():
+        yield make
+        for backend in made:
+            backend.close()
 
 
 @pytest.fixture

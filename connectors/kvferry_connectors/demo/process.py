@@ -159,8 +159,10 @@ def group_members(group: int) -> list[int]:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether a process is a resource tracker of Python's multiprocessing."""
+    """Whether a process is a resource tracker of Python's multiprocessing, or may become one: who
+    is just being started has no command line yet."""
     try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return not line or b"multiprocessing.resource_tracker" in line

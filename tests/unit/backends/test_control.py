@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.leftovers import nothing_stays_open
 
 from kvferry.errors import BackendError, BackendUnavailable
 from kvferry.ports.backend import Authorize
@@ -46,8 +47,6 @@ def echo(asked: Asked) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    threads = set(threading.enumerate())
-    descriptors = set(os.listdir("/proc/self/fd"))
     made: list[ControlServer] = []
 
     def make(serve: Serve = echo, authorize: Authorize = allow, **options: float) -> ControlServer:
@@ -56,12 +55,11 @@ def start() -> Iterator[Start]:
         )
         return made[-1]
 
-    yield make
-    for one in made:
-        one.close()
-        one.close()
-    assert set(threading.enumerate()) <= threads
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    with nothing_stays_open():
+        yield make
+        for one in made:
+            one.close()
+            one.close()
 
 
 @pytest.fixture

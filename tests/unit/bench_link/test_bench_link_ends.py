@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.leftovers import nothing_stays_open
 
 from kvferry.errors import BackendError, ConfigError
 from kvferry.ports.backend import ReadRequest, Verify
@@ -52,12 +52,10 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    threads, descriptors = set(threading.enumerate()), set(os.listdir("/proc/self/fd"))
-    made = Pair()
-    yield made
-    made.close()
-    assert set(threading.enumerate()) <= threads
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    with nothing_stays_open():
+        made = Pair()
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize("pattern", ["scattered", "contiguous"])

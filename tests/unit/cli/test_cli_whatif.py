@@ -95,4 +95,4 @@ def test_bad_input_is_told_with_its_cure(
 
 def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
     file = asyncio.run(exported(Ledger(), tmp_path / "empty.kvf"))
-    assert "the ledger is empty" in complaint("--file", str(file), code=guard.USAGE)
+    assert "empty.kvf has no facts" in complaint("--file", str(file), code=guard.USAGE)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from kvferry_connectors.demo.errors import DemoError
 from kvferry_connectors.demo.folder import RunFolder, run_folder
-from kvferry_connectors.demo.process import Child, group_members
+from kvferry_connectors.demo.process import Child, group_members, is_tracker
 from kvferry_connectors.demo.together import all_of, together
 
 FAMILY = """
@@ -67,6 +69,19 @@ async def test_a_killed_process_leaves_no_shared_memory(tmp_path: Path) -> None:
     await child.kill()
     assert group_members(child.process.pid) == []
     assert not segment.exists()
+
+
+def test_who_has_no_command_line_yet_is_spared_as_a_tracker() -> None:
+    """A process that ended and was not waited for has none any more, as one that begins."""
+    child = subprocess.Popen(["true"])
+    line = Path(f"/proc/{child.pid}/cmdline")
+    until = time.monotonic() + 30
+    while line.read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert is_tracker(child.pid)
+    assert not is_tracker(os.getpid()), "the control"
+    assert child.wait() == 0
 
 
 async def test_a_process_that_ended_is_told_with_its_last_words(tmp_path: Path) -> None:

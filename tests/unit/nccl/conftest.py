@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 from tests.contract.pools import Pool
+from tests.leftovers import nothing_stays_open
 from tests.unit.nccl.host_device import HostDevice
 
 from kvferry.ports.backend import Authorize, ReadRequest, Regions
@@ -80,17 +79,14 @@ def make_end(
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Make ends; all are closed, and must leave no thread, descriptor or communicator."""
-    threads = set(threading.enumerate())
-    descriptors = set(os.listdir("/proc/self/fd"))
     made: list[End] = []
 
     def one(pool: Pool, authorize: Authorize = allow, **options: object) -> End:
         made.append(make_end(pool, authorize, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    yield one
-    for end in made:
-        end.backend.close()
-        assert end.device.live == 0
-    assert set(threading.enumerate()) <= threads
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    with nothing_stays_open():
+        yield one
+        for end in made:
+            end.backend.close()
+            assert end.device.live == 0
