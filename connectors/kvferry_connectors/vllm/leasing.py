@@ -88,6 +88,7 @@ class Leasing:
         self.advice = AdviceView()
         self._pool = pool
         self._table = table
+        self._pinned = table.pinned_blocks
         self._outbox = outbox
         self._offers = offers
         self._intact = intact
@@ -138,7 +139,6 @@ class Leasing:
             awaited: another engine is about to read it.
         """
         now_s, asked_ms = self._clock(), tracked.params.retain_ms
-        memory = self._memory()
         if tracked.params.end and not awaited:
             return  # Nobody comes back for it.
         chain = OfferedChain(
@@ -158,12 +158,11 @@ class Leasing:
             named=tracked.session,
             tenant=tracked.tenant,
         )
-        self._perform(self.retention.offered(now_s, chain, memory, self._table.pinned_blocks))
+        self._perform(self.retention.offered(now_s, chain, self._memory(), self._pinned))
 
     def session_ended(self, scope: str) -> None:
         """A client said that its session is over; ``scope`` is its name within its tenant."""
-        pinned = self._table.pinned_blocks
-        self._perform(self.retention.session_ended(scope, self._memory(), pinned))
+        self._perform(self.retention.session_ended(scope, self._memory(), self._pinned))
 
     def each_step(self, needed: int, tokens: int, filled: int = 0) -> None:
         """Once a step: keep account of the pool, end and renew leases, save what is in danger.
@@ -184,11 +183,10 @@ class Leasing:
             self._sweep_at_s = now_s + SWEEP_S
             self._sweep_at_total = self._turnover.total + self._total * SWEEP_SHARE
             self.retention.gaps = self.advice.gaps
-            pinned = self._table.pinned_blocks
-            self._perform(self.retention.sweep(now_s, self._memory(needed), pinned))
+            self._perform(self.retention.sweep(now_s, self._memory(needed), self._pinned))
             over = self._limits.exceeded(self.retention, self.host)
             if over is not None:
-                self._perform(self.retention.fit(now_s, self._memory(needed), over, pinned))
+                self._perform(self.retention.fit(now_s, self._memory(needed), over, self._pinned))
         self.until_free(lambda: needed)
 
     def until_free(self, needed: Callable[[], int]) -> None:
@@ -202,8 +200,7 @@ class Leasing:
         """End leases, least value first and never while pinned, until ``blocks`` are freed."""
         if blocks <= 0 or not self._leases:
             return False
-        pinned = self._table.pinned_blocks
-        ended = self.retention.room(self._clock(), blocks, self._memory(), pinned)
+        ended = self.retention.room(self._clock(), blocks, self._memory(), self._pinned)
         self._perform(ended)
         return bool(ended)
 
@@ -215,8 +212,7 @@ class Leasing:
     def end_all(self, reason: str) -> None:
         """End every lease that is not pinned."""
         if self._leases:
-            pinned = self._table.pinned_blocks
-            self._perform(self.retention.end_all(reason, self._memory(), pinned))
+            self._perform(self.retention.end_all(reason, self._memory(), self._pinned))
 
     def moved(self, key: str, whole: bool) -> None:
         """A chain's copy to the host tier has ended."""
