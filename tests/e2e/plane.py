@@ -13,19 +13,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from kvferry.core.apply import apply_batch
 from kvferry.core.envelope import Batch, Position
 from kvferry.core.events import Event
-from kvferry.core.messages import ANNOUNCE_SUBJECT, Announce, Held, held_subject
 from kvferry.core.state import SpaceState, State
 from kvferry.errors import CodecError
 from kvferry.ledger.codec import decode
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import JetStreamLedger, connect
-from kvferry.node.plans.held import TRUSTED_S
-from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Reply, Stored
+from kvferry.ports.log import BLOCKS_STREAM, FACTS_STREAM, Stored
+from kvferry_connectors.demo.tilert.told import all_told
 
 T = TypeVar("T")
 KVFERRY = [str(Path(sys.executable).parent / "kvferry")]
@@ -110,23 +107,7 @@ class View:
 
         async def wait(ledger: JetStreamLedger) -> None:
             target = (await ledger.bounds(FACTS_STREAM)).last
-            reached, told = asyncio.Event(), asyncio.Event()
-
-            async def announced(subject: str, data: bytes, reply: Reply | None) -> None:
-                if msgspec.msgpack.decode(data, type=Announce).position >= target:
-                    reached.set()
-
-            async def held(subject: str, data: bytes, reply: Reply | None) -> None:
-                if msgspec.msgpack.decode(data, type=Held).position >= target:
-                    told.set()
-
-            async with contextlib.AsyncExitStack() as stops:
-                stops.push_async_callback(await ledger.subscribe(ANNOUNCE_SUBJECT, announced))
-                stops.push_async_callback(await ledger.subscribe(held_subject("*"), held))
-                await asyncio.wait_for(reached.wait(), timeout_s)
-                # Whoever is told nothing for so long believes nothing and asks.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(told.wait(), TRUSTED_S)
+            await all_told(ledger, target, timeout_s)
 
         self.use(wait)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -174,15 +177,16 @@ class Figures:
             "outputs_compared": self.compared,
             "problems": self.problems(),
             "seconds": round(self.seconds, 1),
-            "turns": _rows(self.turns),
-            "cases": _rows(self.cases),
+            "turns": rows(self.turns),
+            "cases": rows(self.cases),
             "ledger": ledger,
         }
 
 
-def _rows(items: Sequence[TurnFigures | CaseFigures]) -> list[dict[str, Any]]:
-    rows = []
+def rows(items: Sequence[DataclassInstance]) -> list[dict[str, Any]]:
+    """Figures as rows of a document, times with one decimal."""
+    found = []
     for item in items:
         row = dataclasses.asdict(item)
-        rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
-    return rows
+        found.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
+    return found

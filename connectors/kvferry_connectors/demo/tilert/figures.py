@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvferry.core.slots import CONFIRMED, GRANT, REPLIED
-from kvferry_connectors.demo.figures import LedgerFigures
+from kvferry_connectors.demo.figures import LedgerFigures, rows
 from kvferry_connectors.demo.tilert.settings import NODES, TOKEN_BYTES
 
 STUB = (
@@ -143,15 +142,7 @@ class PoolFigures:
             "outputs_compared_what": COMPARED,
             "problems": self.problems(),
             "seconds": round(self.seconds, 1),
-            "turns": _rows(self.turns),
-            "cases": _rows(self.cases),
+            "turns": rows(self.turns),
+            "cases": rows(self.cases),
             "ledger": ledger,
         }
-
-
-def _rows(items: Sequence[PoolTurn | PoolCase]) -> list[dict[str, Any]]:
-    rows = []
-    for item in items:
-        row = dataclasses.asdict(item)
-        rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
-    return rows
