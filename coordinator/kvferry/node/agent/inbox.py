@@ -95,4 +95,4 @@ class Inbox:
                 and event.node == self._node
                 and (event.incarnation, event.epoch) == (record.incarnation, record.epoch)
             ):
-                self._facts.resync(f"the leader gave us up: {event.why}")
+                self._facts.ended(f"the leader gave us up: {event.why}")

@@ -89,7 +89,14 @@ class FactsLane:
     def resync(self, why: str) -> bool:
         """Begin a new epoch with an inventory; False for what can only be a repetition."""
         young = time.monotonic() - self._record_since_s < self._settings.resync_pause_s
-        if self._resync_why or young or self.published != self._writer.record:
+        return not young and self.ended(why)
+
+    def ended(self, why: str) -> bool:
+        """Begin a new epoch because this very one has ended; False if another one begins anyway.
+
+        However young the epoch is: who names it cannot mean the one before.
+        """
+        if self._resync_why or self.published != self._writer.record:
             return False
         self._resync_why = why
         self.wake.set()
