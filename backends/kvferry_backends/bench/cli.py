@@ -58,9 +58,17 @@ def command(
         typer.Option(
             "--block-bytes",
             metavar="SIZE,...",
-            help="Block sizes, as 16KiB,2MiB. Without it: 4 KiB to 2 MiB.",
+            help="Bytes of a block in one layer, as 16KiB,2MiB. Without it: 4 KiB to 2 MiB.",
         ),
     ] = None,
+    layers: Annotated[
+        int,
+        typer.Option(
+            "--layers",
+            metavar="N",
+            help="Layers of the model; each holds its own piece of every block.",
+        ),
+    ] = 1,
     pool_bytes: Annotated[
         str,
         typer.Option(
@@ -157,6 +165,7 @@ def command(
             backends=parse_names(backends or ()),
             options=parse_options(option or ()),
             block_bytes=parse_sizes("--block-bytes", block_bytes or ()) or Settings().block_bytes,
+            layers=layers,
             pool_bytes=parse_size("--pool-bytes", pool_bytes) if pool_bytes else 0,
             seconds=seconds,
             verify=verify,

@@ -14,7 +14,7 @@ from kvferry.ports.backend import Backend
 from kvferry_backends import registry
 from kvferry_backends.bench import raw
 from kvferry_backends.bench.messages import Measure, Measured, Offer, Open, Opened
-from kvferry_backends.bench.pools import Pool, make_pool
+from kvferry_backends.bench.pools import Pool, Shape, make_pool
 from kvferry_backends.bench.reads import READ_PARTS, Reads
 from kvferry_backends.bench.settings import merged
 from kvferry_backends.pairing import host_id
@@ -45,14 +45,12 @@ class End:
         """
         self.shut()
         settings = asked.settings
-        blocks = settings.pool // asked.block_bytes
+        shape = Shape(settings.blocks(asked.block_bytes), settings.layers, asked.block_bytes)
         try:
-            self._pool = make_pool(
-                settings.memory, blocks, asked.block_bytes, asked.seed, self._device
-            )
+            self._pool = make_pool(settings.memory, shape, asked.seed, self._device)
             left_out = self._start(asked, self._pool)
             token = secrets.token_bytes(raw.TOKEN_BYTES)
-            size = blocks // READ_PARTS * asked.block_bytes
+            size = shape.blocks // READ_PARTS * self._pool.regions.block_bytes
             self._server = raw.StreamServer(self._listen_host, size, token)
         except BaseException:
             self.shut()

@@ -9,7 +9,7 @@ import msgspec
 from kvferry.ports.backend import Verify
 from kvferry_backends.bench.settings import Settings
 
-PROTOCOL = 1
+PROTOCOL = 2
 SCATTERED, CONTIGUOUS = "scattered", "contiguous"
 PATTERNS = (SCATTERED, CONTIGUOUS)
 

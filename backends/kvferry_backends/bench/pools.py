@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvferry.errors import BackendError
 from kvferry.ports.backend import Regions, Span
@@ -16,10 +16,35 @@ POISON = 0xA5
 _UNIT_BYTES = 64
 
 
-def pattern(seed: str, block: int, size: int) -> bytes:
-    """The bytes of a block: different in every block of every pool."""
-    unit = hashlib.blake2b(f"{seed}:{block}".encode(), digest_size=_UNIT_BYTES).digest()
+def pattern(seed: str, piece: int, size: int) -> bytes:
+    """The bytes of a piece of a block: different in every piece of every pool."""
+    unit = hashlib.blake2b(f"{seed}:{piece}".encode(), digest_size=_UNIT_BYTES).digest()
     return (unit * (size // _UNIT_BYTES + 1))[:size]
+
+
+class Shape(NamedTuple):
+    """Blocks as engines have them: a piece of each block in every layer's own piece of memory."""
+
+    blocks: int
+    layers: int
+    piece_bytes: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """All layers of all blocks."""
+        return self.blocks * self.layers * self.piece_bytes
+
+    def pieces(self, block: int) -> Iterator[int]:
+        """Where the block's pieces stand among all pieces of a pool, layer by layer."""
+        return iter(range(block, self.blocks * self.layers, self.blocks))
+
+    def spans(self, address: int) -> tuple[Span, ...]:
+        """One span for each layer, one after the other from ``address`` on."""
+        size, layer_bytes = self.piece_bytes, self.blocks * self.piece_bytes
+        return tuple(
+            Span(address=address + layer * layer_bytes, stride=size, length=size)
+            for layer in range(self.layers)
+        )
 
 
 class Pool(Protocol):
@@ -39,89 +64,100 @@ class Pool(Protocol):
 class HostPool:
     """In memory of this process."""
 
-    def __init__(self, blocks: int, block_bytes: int, seed: str) -> None:
-        self._size = block_bytes
-        self._memory = mmap.mmap(-1, blocks * block_bytes)
+    def __init__(self, shape: Shape, seed: str) -> None:
+        self._shape = shape
+        self._memory = mmap.mmap(-1, shape.pool_bytes)
         address = addressof(c_char.from_buffer(self._memory))
-        for block in range(blocks):
-            self._put(block, pattern(seed, block, block_bytes))
-        span = Span(address=address, stride=block_bytes, length=block_bytes)
-        self.regions = Regions(spans=(span,), blocks=blocks, owner=self._memory)
+        for piece in range(shape.blocks * shape.layers):
+            self._put(piece, pattern(seed, piece, shape.piece_bytes))
+        self.regions = Regions(spans=shape.spans(address), blocks=shape.blocks, owner=self._memory)
 
     def poison(self, blocks: Sequence[int]) -> None:
-        poison = bytes([POISON]) * self._size
+        poison = bytes([POISON]) * self._shape.piece_bytes
         for block in blocks:
-            self._put(block, poison)
+            for piece in self._shape.pieces(block):
+                self._put(piece, poison)
 
     def wrong(self, blocks: Sequence[int], seed: str, sources: Sequence[int]) -> list[int]:
-        size = self._size
+        pieces, size = self._shape.pieces, self._shape.piece_bytes
         return [
             block
             for block, source in zip(blocks, sources, strict=True)
-            if self._memory[block * size : (block + 1) * size] != pattern(seed, source, size)
+            if any(
+                self._memory[ours * size : (ours + 1) * size] != pattern(seed, theirs, size)
+                for ours, theirs in zip(pieces(block), pieces(source), strict=True)
+            )
         ]
 
-    def _put(self, block: int, data: bytes) -> None:
-        self._memory[block * self._size : (block + 1) * self._size] = data
+    def _put(self, piece: int, data: bytes) -> None:
+        size = self._shape.piece_bytes
+        self._memory[piece * size : (piece + 1) * size] = data
 
 
 class CudaPool:
-    """In memory of one GPU."""
+    """In memory of one GPU, filled and compared there: a pool may be most of it."""
 
-    def __init__(self, blocks: int, block_bytes: int, seed: str, device: int) -> None:
+    def __init__(self, shape: Shape, seed: str, device: int) -> None:
         """
         Raises:
             BackendError: torch is missing or sees no such device, or its memory is full.
         """
         self._torch = torch = cuda_torch(device)
-        self._size = block_bytes
-        filled = bytearray(blocks * block_bytes)
-        for block in range(blocks):
-            filled[block * block_bytes : (block + 1) * block_bytes] = pattern(
-                seed, block, block_bytes
-            )
+        self._device = torch.device("cuda", device)
+        self._shape = shape
         try:
-            staged = torch.frombuffer(filled, dtype=torch.uint8)
-            self._tensor: Any = staged.to(f"cuda:{device}").view(blocks, block_bytes)
+            self._pieces: Any = torch.empty(
+                (shape.layers, shape.blocks, shape.piece_bytes),
+                dtype=torch.uint8,
+                device=self._device,
+            )
+            for layer in range(shape.layers):
+                self._pieces[layer] = self._expected(layer, range(shape.blocks), seed)
         except torch.OutOfMemoryError as error:
             raise BackendError(
-                f"cuda:{device} has no room for {len(filled)} bytes; give a smaller --pool-bytes"
+                f"cuda:{device} has no room for {shape.pool_bytes} bytes and one layer more; "
+                "give a smaller --pool-bytes"
             ) from error
         torch.cuda.synchronize(device)
-        address = int(self._tensor.data_ptr())
         self.regions = Regions(
-            spans=(Span(address=address, stride=block_bytes, length=block_bytes),),
-            blocks=blocks,
+            spans=shape.spans(int(self._pieces.data_ptr())),
+            blocks=shape.blocks,
             kind="cuda",
             device=device,
-            owner=(self._tensor,),
+            owner=(self._pieces,),
         )
 
     def poison(self, blocks: Sequence[int]) -> None:
-        torch = self._torch
-        ids = torch.tensor(list(blocks), device=self._tensor.device)
-        self._tensor.index_fill_(0, ids, POISON)
-        torch.cuda.synchronize(self._tensor.device)
+        self._pieces.index_fill_(1, self._ids(blocks), POISON)
+        self._torch.cuda.synchronize(self._device)
 
     def wrong(self, blocks: Sequence[int], seed: str, sources: Sequence[int]) -> list[int]:
-        ids = self._torch.tensor(list(blocks), device=self._tensor.device)
-        came = self._tensor.index_select(0, ids).cpu().numpy()
-        return [
-            block
-            for row, (block, source) in enumerate(zip(blocks, sources, strict=True))
-            if came[row].tobytes() != pattern(seed, source, self._size)
-        ]
+        ids = self._ids(blocks)
+        differ = self._torch.zeros(len(blocks), dtype=self._torch.bool, device=self._device)
+        for layer in range(self._shape.layers):
+            came = self._pieces[layer].index_select(0, ids)
+            differ |= (came != self._expected(layer, sources, seed)).any(dim=1)
+        return [block for block, is_wrong in zip(blocks, differ.tolist(), strict=True) if is_wrong]
+
+    def _ids(self, blocks: Sequence[int]) -> Any:
+        return self._torch.tensor(list(blocks), device=self._device)
+
+    def _expected(self, layer: int, blocks: Sequence[int], seed: str) -> Any:
+        """What one layer of these blocks holds at first: [blocks, piece bytes]."""
+        first, size = layer * self._shape.blocks, self._shape.piece_bytes
+        units = b"".join(pattern(seed, first + block, _UNIT_BYTES) for block in blocks)
+        found = self._torch.frombuffer(bytearray(units), dtype=self._torch.uint8)
+        found = found.to(self._device).view(len(blocks), _UNIT_BYTES)
+        return found.repeat(1, -(-size // _UNIT_BYTES))[:, :size]
 
 
-def make_pool(memory: str, blocks: int, block_bytes: int, seed: str, device: int) -> Pool:
+def make_pool(memory: str, shape: Shape, seed: str, device: int) -> Pool:
     """A filled pool in ``host`` or ``cuda`` memory.
 
     Raises:
         BackendError: there is no such memory, or not enough of it.
     """
-    if memory == "cuda":
-        return CudaPool(blocks, block_bytes, seed, device)
-    return HostPool(blocks, block_bytes, seed)
+    return CudaPool(shape, seed, device) if memory == "cuda" else HostPool(shape, seed)
 
 
 def cuda_torch(device: int) -> Any:

@@ -25,6 +25,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     block_bytes: int
+    """Of a block in one layer."""
+    layers: int
     pattern: str
     """``scattered`` or ``contiguous``."""
     direction: str
@@ -186,7 +188,7 @@ def _measure_backend(
             next_is(step)
             asked = _asked(step, opened, seeds, report.settings)
             try:
-                report.rows.append(_row(step, asked, ends[target]))
+                report.rows.append(_row(step, report.settings.layers, asked, ends[target]))
             except LinkLost:
                 raise
             except BackendError as error:
@@ -229,11 +231,12 @@ def raw_kind(memory: str, same_host_only: bool, same_host: bool) -> str:
     return "memcpy" if same_host_only else "stream"
 
 
-def _row(step: Step, asked: Measure, target: Remote) -> Row:
+def _row(step: Step, layers: int, asked: Measure, target: Remote) -> Row:
     found = target.measure(asked)
     return Row(
         backend=step.backend,
         block_bytes=step.block_bytes,
+        layers=layers,
         pattern=step.pattern,
         direction=step.direction,
         gb_per_s=round(found.gb_per_s, 4),

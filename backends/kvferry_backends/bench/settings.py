@@ -17,6 +17,7 @@ MEMORY = ("host", "cuda")
 BLOCK_BYTES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 2 * MIB)
 POOL_BYTES = {"host": 256 * MIB, "cuda": 1 * GIB}
 BLOCK_BYTES_MAX = 64 * MIB
+LAYERS_MAX = 1024
 BLOCKS_MIN = 8
 """In a pool: a read moves a quarter of it."""
 SECONDS_MAX = 60.0
@@ -34,6 +35,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, dict[str, Any]] = {}
     """Backend options by backend name."""
     block_bytes: tuple[int, ...] = BLOCK_BYTES
+    """Of a block in one layer."""
+    layers: int = 1
+    """Pieces of a block, each in a layer's own memory."""
     pool_bytes: int = 0
     """0 for the memory's usual size."""
     seconds: float = 1.0
@@ -44,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def pool(self) -> int:
         """Bytes of the pool on each end."""
         return self.pool_bytes or POOL_BYTES[self.memory]
+
+    def blocks(self, block_bytes: int) -> int:
+        """Blocks of a pool, where a layer holds ``block_bytes`` of each."""
+        return self.pool // (block_bytes * self.layers)
 
 
 def check(settings: Settings) -> Settings:
@@ -62,15 +70,18 @@ def check(settings: Settings) -> Settings:
         )
     if not 0 < settings.seconds <= SECONDS_MAX:
         raise ConfigError(f"--seconds {settings.seconds:g} is not within 0 to {SECONDS_MAX:g}")
+    if not 1 <= settings.layers <= LAYERS_MAX:
+        raise ConfigError(f"--layers {settings.layers} is not 1 to {LAYERS_MAX}")
     for size in settings.block_bytes:
         if size < 8 or size % 8 or size > BLOCK_BYTES_MAX:
             raise ConfigError(
                 f"--block-bytes {size} is not a multiple of 8 up to {shown(BLOCK_BYTES_MAX)}"
             )
-        if settings.pool // size < BLOCKS_MIN:
+        if settings.blocks(size) < BLOCKS_MIN:
+            layers = f"{settings.layers} layers of " if settings.layers > 1 else ""
             raise ConfigError(
-                f"--pool-bytes {shown(settings.pool)} holds {settings.pool // size} blocks of "
-                f"{shown(size)}; give room for {BLOCKS_MIN} or take the block size out"
+                f"--pool-bytes {shown(settings.pool)} holds {settings.blocks(size)} blocks of "
+                f"{layers}{shown(size)}; give room for {BLOCKS_MIN} or take the block size out"
             )
     return msgspec.structs.replace(settings, backends=settings.backends or installed)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kvferry_backends.bench.run import Report, Step, row_count
+from kvferry_backends.bench.run import Report, Row, Step, row_count
 from kvferry_backends.bench.settings import Settings, shown
 
 PIPE_COLUMNS = 200
@@ -82,7 +82,7 @@ def _table(report: Report) -> Table:
     for row in report.rows:
         grid.add_row(
             escape(row.backend),
-            shown(row.block_bytes),
+            _block(row),
             row.pattern,
             row.direction,
             f"{row.gb_per_s:.2f}",
@@ -92,6 +92,10 @@ def _table(report: Report) -> Table:
             f"{row.p99_ms:.3f}",
         )
     return grid
+
+
+def _block(row: Row) -> str:
+    return f"{row.layers} x {shown(row.block_bytes)}" if row.layers > 1 else shown(row.block_bytes)
 
 
 def _width() -> int:

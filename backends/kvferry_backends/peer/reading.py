@@ -10,7 +10,9 @@ from typing import Protocol
 from kvferry.errors import BackendError
 from kvferry.ports.backend import ReadOutcome
 
-POLL_S = 0.0002
+POLL_MIN_S, POLL_MAX_S = 0.00002, 0.0002
+POLL_SHARE = 0.05
+"""Of the time that a kernel has run, so that its end is seen late by no more than that."""
 FENCE_S = 10.0
 """Longest that an abort waits for the kernel's end, which is milliseconds away."""
 
@@ -66,8 +68,8 @@ class KernelRead:
     def wait(self, timeout_s: float) -> ReadOutcome | None:
         """Poll for at most ``timeout_s``; sleeping in between leaves the GIL to the engine."""
         deadline_s = time.monotonic() + timeout_s
-        while (outcome := self.poll()) is None and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
+        while (outcome := self.poll()) is None and (now_s := time.monotonic()) < deadline_s:
+            time.sleep(min(max(POLL_SHARE * (now_s - self._began_s), POLL_MIN_S), POLL_MAX_S))
         return outcome
 
     def abort(self) -> ReadOutcome:

@@ -19,6 +19,7 @@ Start = Callable[..., BenchLink]
 FIELDS = {
     "backend",
     "block_bytes",
+    "layers",
     "pattern",
     "direction",
     "gb_per_s",
@@ -47,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         one.close()
 
 
-def check_rows(path: Path, backends: list[str]) -> None:
+def check_rows(path: Path, backends: list[str], layers: int = 1) -> None:
     document = json.loads(path.read_text())
     rows = document["rows"]
     assert document["failures"] == []
@@ -64,17 +65,19 @@ def check_rows(path: Path, backends: list[str]) -> None:
         assert row["share_of_raw"] == pytest.approx(row["gb_per_s"] / row["raw_gb_per_s"], rel=0.1)
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["reads"] >= 3
+        assert row["layers"] == layers
         assert row["bytes_per_read"] == 8 * 65536
-        assert row["checked_blocks"] == 8
+        assert row["checked_blocks"] == 8 // layers
         assert row["raw"] == ("memcpy" if row["backend"] == "peer_host" else "stream")
 
 
 def test_two_processes_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
-    code, out, err = run(tmp_path, *SMALL, "--backends", "tcp,peer_host", "--json", str(path))
+    given = ("--layers", "2", "--backends", "tcp,peer_host", "--json", str(path))
+    code, out, err = run(tmp_path, *SMALL, *given)
     assert code == 0, err
-    check_rows(path, ["tcp", "peer_host"])
-    for word in ("tcp", "peer_host", "64 KiB", "scattered", "a->b", "raw memcpy", "raw stream"):
+    check_rows(path, ["tcp", "peer_host"], layers=2)
+    for word in ("tcp", "peer_host", "2 x 64 KiB", "scattered", "a->b", "raw memcpy", "raw stream"):
         assert word in out
     assert "Traceback" not in err
 
@@ -132,6 +135,11 @@ def test_a_killed_command_leaves_no_process(start: Start) -> None:
         (["--block-bytes", "4k"], "--block-bytes '4k' is no size"),
         (["--block-bytes", "12"], "--block-bytes 12 is not a multiple of 8"),
         (["--pool-bytes", "1MiB", "--block-bytes", "1MiB"], "holds 1 blocks of 1 MiB"),
+        (
+            ["--pool-bytes", "8MiB", "--block-bytes", "1MiB", "--layers", "4"],
+            "holds 2 blocks of 4 layers of 1 MiB",
+        ),
+        (["--layers", "0"], "--layers 0 is not 1 to 1024"),
         (["--seconds", "0"], "--seconds 0"),
         (["--option", "connections=4"], "BACKEND.OPTION=VALUE"),
         (["--option", "pigeon.x=4"], "no backend is called pigeon"),

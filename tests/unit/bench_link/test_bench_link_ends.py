@@ -15,9 +15,10 @@ from kvferry.ports.backend import ReadRequest, Verify
 from kvferry_backends.bench import raw
 from kvferry_backends.bench.end import End
 from kvferry_backends.bench.messages import Measure, Open, Opened
-from kvferry_backends.bench.pools import HostPool
+from kvferry_backends.bench.pools import HostPool, Shape
 from kvferry_backends.bench.run import raw_kind
 from kvferry_backends.bench.settings import Settings, parse_options, parse_size, parse_sizes
+from kvferry_backends.layout import HostPool as BlockViews
 from kvferry_backends.tcp.backend import TcpBackend
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -153,11 +154,23 @@ def test_a_wrong_option_leaves_nothing_open() -> None:
 
 
 def test_a_pool_knows_its_own_bytes_and_no_others() -> None:
-    pool = HostPool(8, 4096, "a")
+    pool = HostPool(Shape(blocks=8, layers=1, piece_bytes=4096), "a")
     assert pool.wrong(range(8), "a", range(8)) == []
     assert pool.wrong([1, 2], "a", [2, 2]) == [1]
     pool.poison([3])
     assert pool.wrong(range(8), "a", range(8)) == [3]
+
+
+def test_a_pool_of_layers_misses_a_single_piece() -> None:
+    shape = Shape(blocks=4, layers=3, piece_bytes=512)
+    pool, other = HostPool(shape, "a"), HostPool(shape, "b")
+    assert pool.regions.block_bytes == 3 * 512
+    views = BlockViews(pool.regions)
+    for layer, piece in enumerate(BlockViews(other.regions).block(2)):
+        views.block(1)[layer][:] = piece
+    assert pool.wrong([1], "b", [2]) == []
+    views.block(1)[1][:] = BlockViews(other.regions).block(2)[2]
+    assert pool.wrong([1], "b", [2]) == [1]
 
 
 @pytest.mark.parametrize(
