@@ -1,11 +1,18 @@
 """What retention costs a crowd of short conversations on small pools, and what it brings them.
 
 A prefill and a decode engine serve conversations, twelve turns at a time, whose second turns come
-when many others have been in between. Batches take turns with retention on and off, in an order
-drawn anew, on the same two engines. vLLM's own fixed retention of 480 s stops a decode engine for
-minutes under such a load. Prints one JSON object: the ratio of turns per second, on to off, as the
-median over all pairs with a 95 % bootstrap interval; the slowest turn; who waited for whose blocks;
-what leases were for and how they ended; where the prefill engine's prompt tokens came from.
+when many others have been in between. Batches take turns with retention on and off on the same two
+engines; the two batches of a round have prompts of the same lengths in the same order, and texts
+that never repeat. vLLM's own fixed retention of 480 s stops a decode engine for minutes under such
+a load. Prints one JSON object: the ratio of turns per second, on to off, as the median over all
+rounds with a 95 % bootstrap interval; the slowest turn; who waited for whose blocks; what leases
+were for and how they ended; where the prefill engine's prompt tokens came from.
+
+Without ``--model`` the tiny model runs on the CPU with pools of ``--blocks`` blocks. On GPUs, one
+for each engine and the pool of each by ``kv_cache_memory_bytes``::
+
+    python -m tests.bench.bench_retention --model DIR --devices 0,1 --prompt 300,6000 \\
+        --engine-args '{"dtype": "bfloat16", "load_format": "dummy", "block_size": 16, ...}'
 
 Run: ``python -m tests.bench.bench_retention [--rounds 10] [--conversations 24]``
 """
@@ -16,11 +23,13 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.bench.crowd import Crowd, Seen
+from tests.bench.crowd import Crowd, Seen, spread_lengths
 from tests.bench.intervals import ratio
 from tests.e2e.conftest import BLOCK, KEY, joined
 from tests.e2e.engine import EngineProcess
@@ -29,64 +38,108 @@ from tests.e2e.plane import Plane
 from kvferry_connectors.demo.model import TINY, ensure_model
 
 BLOCK_BYTES = BLOCK * 1024
-AT_ONCE = 12
-PROMPT = (100, 900)
-ANSWER = 32
 TURNS = 2
 ARMS = ("on", "off")
+LEAST_ROUNDS = 3
 
 
 def run(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Both arms on one pair of engines."""
-    model = ensure_model(folder / "model", TINY)
+    model = given.model or ensure_model(folder / "model", TINY)
     (own := folder / "plane").mkdir()
     plane = Plane(own)
     engines: list[EngineProcess] = []
-    pool = {"kv_cache_memory_bytes": given.blocks * BLOCK_BYTES, "max_model_len": 2048}
+    tiny = {"kv_cache_memory_bytes": given.blocks * BLOCK_BYTES, "max_model_len": 2048}
     try:
-        plane.start_coordinator()
-        for name in ("p0", "d0"):
-            own_options = {"nats_url": plane.url, "key": KEY}
-            engines.append(EngineProcess(model, name, connector=own_options, **pool))
+        # A model that is given takes long enough to compute for moves to be judged as for users.
+        plane.start_coordinator(cost=given.model is not None)
+        for name, device in zip(("p0", "d0"), given.devices or ("", ""), strict=True):
+            engine = EngineProcess(
+                model,
+                name,
+                connector={"nats_url": plane.url, "key": KEY},
+                env={"CUDA_VISIBLE_DEVICES": device} if device else None,
+                **tiny | given.engine_args,
+            )
+            engines.append(engine)
         joined(*engines)
         return measured(engines, given)
     finally:
+        for engine in engines:
+            engine.ask_to_stop()
         for engine in engines:
             engine.stop()
         plane.stop()
 
 
+class Rounds:
+    """Rounds of one batch per arm, over the same two engines."""
+
+    def __init__(self, engines: list[EngineProcess], given: argparse.Namespace) -> None:
+        self._engines = engines
+        self._given = given
+        prefill, decode = engines
+        self._crowd, self._draw = Crowd(prefill, decode), random.Random(2)
+        self.seen: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
+        self.waits: dict[str, dict[str, int]] = {arm: {} for arm in ARMS}
+
+    def warm_up(self) -> None:
+        """Compile what is compiled at first use, and fill the pools."""
+        for arm in ARMS:
+            self._batch(arm, self._lengths())
+
+    def measure(self) -> None:
+        """All rounds, or as many as begin within the limit. Who comes first alternates."""
+        began_s = time.monotonic()
+        for number in range(self._given.rounds):
+            if number >= LEAST_ROUNDS and time.monotonic() - began_s > self._given.limit_s:
+                return
+            lengths = self._lengths()
+            for arm in ARMS[:: 1 if number % 2 else -1]:
+                before = counted(self._engines)
+                self.seen[arm].append(self._batch(arm, lengths))
+                for what, count in counted(self._engines).items():
+                    self.waits[arm][what] = self.waits[arm].get(what, 0) + count - before[what]
+            took = ", ".join(f"{arm} {self.seen[arm][-1].took_s:.2f} s" for arm in ARMS)
+            print(f"round {number + 1}: {took}", file=sys.stderr, flush=True)
+
+    def ratios(self) -> list[float]:
+        """Turns per second of each round, on to off."""
+        pairs = zip(self.seen["on"], self.seen["off"], strict=True)
+        return [(on.turns / on.took_s) / (off.turns / off.took_s) for on, off in pairs]
+
+    def _lengths(self) -> list[int]:
+        return spread_lengths(self._given.conversations, self._given.prompt, self._draw)
+
+    def _batch(self, arm: str, lengths: list[int]) -> Seen:
+        for engine in self._engines:
+            engine.ask("leasing", arm == "on")
+        at_once, answer = self._given.at_once, self._given.answer
+        return self._crowd.run(lengths, at_once=at_once, turns=TURNS, answer=answer)
+
+
 def measured(engines: list[EngineProcess], given: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of one batch per arm."""
-    crowd, draw = Crowd(*engines), random.Random(2)
-    batch = {"at_once": AT_ONCE, "turns": TURNS, "prompt": PROMPT, "answer": ANSWER}
-    crowd.run(AT_ONCE, **batch)  # Warm up, and fill the pools.
+    """What the rounds saw."""
+    rounds = Rounds(engines, given)
+    rounds.warm_up()
     for engine in engines:
         engine.ask("watch")
-    seen: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
-    waits: dict[str, dict[str, int]] = {arm: {} for arm in ARMS}
-    for _ in range(given.rounds):
-        for arm in draw.sample(ARMS, len(ARMS)):
-            for engine in engines:
-                engine.ask("leasing", arm == "on")
-            before = counted(engines)
-            seen[arm].append(crowd.run(given.conversations, **batch))
-            for what, count in counted(engines).items():
-                waits[arm][what] = waits[arm].get(what, 0) + count - before[what]
-    rates = [
-        (on.turns / on.took_s) / (off.turns / off.took_s)
-        for on, off in zip(seen["on"], seen["off"], strict=True)
-    ]
-    middle, bounds = ratio([rates])
+    rounds.measure()
+    ratios = rounds.ratios()
+    middle, bounds = ratio([ratios])
     return {
         "bench": "retention",
-        "conversations": 2 * given.rounds * given.conversations,
-        "at_once": AT_ONCE,
-        "blocks": given.blocks,
+        "rounds": len(ratios),
+        "conversations": 2 * len(ratios) * given.conversations,
+        "at_once": given.at_once,
+        "prompt": given.prompt,
+        "blocks": {engine.name: engine.ask("total_blocks") for engine in engines},
+        "engine_args": given.engine_args,
         "cpus": os.cpu_count(),
         "throughput_ratio": middle,
         "throughput_ratio_95": bounds,
-        "arms": {arm: told(seen[arm], waits[arm]) for arm in ARMS},
+        "ratios": [round(one, 4) for one in ratios],
+        "arms": {arm: told(rounds.seen[arm], rounds.waits[arm]) for arm in ARMS},
         "leases": {
             engine.name: dict(zip(("begun", "ended"), engine.ask("leased"), strict=True))
             for engine in engines
@@ -116,14 +169,40 @@ def told(seen: list[Seen], waits: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="batches of each arm, >= 3")
-    parser.add_argument("--conversations", type=int, default=24, help="in each batch")
-    parser.add_argument("--blocks", type=int, default=400, help="KV blocks of each engine")
+def two_of(kind: type) -> Any:
+    """A parser of two values with a comma between them."""
+
+    def pair(text: str) -> tuple[Any, Any]:
+        first, second = text.split(",")
+        return kind(first), kind(second)
+
+    return pair
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rounds", type=int, default=10, help=f"batches of each arm, >= {LEAST_ROUNDS}")
+    add("--limit-s", type=float, default=3600.0, help="no further round begins after so long")
+    add("--conversations", type=int, default=24, help="in each batch")
+    add("--at-once", type=int, default=12, help="turns under way at the same time")
+    add("--prompt", type=two_of(int), default=(100, 900), metavar="MIN,MAX", help="tokens")
+    add("--answer", type=int, default=32, help="tokens of each answer")
+    add("--blocks", type=int, default=400, help="KV blocks of each engine of the tiny model")
+    add("--model", type=Path, help="a model's folder; by default the tiny one is made")
+    add("--engine-args", type=json.loads, default={}, metavar="JSON", help="more for vllm.LLM")
+    add("--devices", type=two_of(str), metavar="P,D", help="the GPU of each engine")
     given = parser.parse_args()
-    if given.rounds < 3 or given.conversations < 1:
-        parser.error("an interval over fewer than 3 rounds says nothing")
+    if given.rounds < LEAST_ROUNDS or given.conversations < 1:
+        parser.error(f"--rounds: an interval over fewer than {LEAST_ROUNDS} says nothing")
+    sizes = {"kv_cache_memory_bytes", "max_model_len"}
+    if given.model and not sizes <= given.engine_args.keys():
+        parser.error(f"--model: --engine-args have to say {' and '.join(sorted(sizes))}")
+    return given
+
+
+def main() -> None:
+    given = parse()
     with tempfile.TemporaryDirectory() as folder:
         done = run(Path(folder), given)
     print(json.dumps(done))

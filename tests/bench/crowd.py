@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,18 @@ class Seen:
     """Prompt tokens on the prefill engine by where they came from."""
 
 
+def spread_lengths(count: int, prompt: tuple[int, int], draw: random.Random) -> list[int]:
+    """``count`` lengths spread evenly from the fewest to the most tokens, in an order drawn.
+
+    So batches do equal work: lengths drawn one by one make the work of a batch of 24 differ by a
+    tenth, which hides what is to be measured.
+    """
+    low, high = prompt
+    lengths = [low + round((high - low) * (place + 0.5) / count) for place in range(count)]
+    draw.shuffle(lengths)
+    return lengths
+
+
 class Crowd:
     """Drives conversations; a second turn waits behind the first ones of all others."""
 
@@ -47,20 +60,18 @@ class Crowd:
         self._draw = random.Random(seed)
         self._made = 0
 
-    def run(
-        self, count: int, *, at_once: int, turns: int, prompt: tuple[int, int], answer: int
-    ) -> Seen:
-        """``count`` conversations of ``turns`` turns each.
+    def run(self, lengths: Sequence[int], *, at_once: int, turns: int, answer: int) -> Seen:
+        """A conversation of ``turns`` turns for each length; their texts never repeat.
 
         Args:
+            lengths: tokens of each first prompt, in the order of their coming.
             at_once: turns under way at the same time.
-            prompt: fewest and most tokens of a first prompt.
             answer: tokens of each answer.
 
         Raises:
             TimeoutError: no turn ended for ``STALL_S``.
         """
-        waiting = deque(self._talk(turns, prompt) for _ in range(count))
+        waiting = deque(self._talk(turns, length) for length in lengths)
         under_way: dict[str, Talk] = {}
         seen, began = Seen(), time.perf_counter()
         last = began
@@ -88,9 +99,9 @@ class Crowd:
         seen.took_s = time.perf_counter() - began
         return seen
 
-    def _talk(self, turns: int, prompt: tuple[int, int]) -> Talk:
+    def _talk(self, turns: int, length: int) -> Talk:
         self._made += 1
-        return Talk(f"talk-{self._made}", self._text(self._draw.randint(*prompt)), turns)
+        return Talk(f"talk-{self._made}", self._text(length), turns)
 
     def _text(self, tokens: int) -> list[int]:
         return [self._draw.randrange(10, 500) for _ in range(tokens)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
-from tests.bench.crowd import Crowd
+from tests.bench.crowd import Crowd, spread_lengths
 from tests.e2e.conftest import BLOCK, StartEngine, free_again, joined, prompt
 from tests.e2e.conservation import check
 from tests.e2e.engine import EngineProcess
@@ -51,7 +52,8 @@ def flood(engine: EngineProcess, seed: int) -> None:
 
 def test_a_crowd_on_small_pools_never_stands_still(pair: Pair, plane: Plane) -> None:
     crowd = Crowd(pair.p0, pair.d0)
-    seen = crowd.run(TALKS, at_once=AT_ONCE, turns=TURNS, prompt=(100, 600), answer=24)
+    lengths = spread_lengths(TALKS, (100, 600), random.Random(1))
+    seen = crowd.run(lengths, at_once=AT_ONCE, turns=TURNS, answer=24)
     assert seen.turns == TALKS * TURNS, "every request ended"
     for engine in (pair.p0, pair.d0):
         waits = engine.ask("waits")
