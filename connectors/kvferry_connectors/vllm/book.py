@@ -71,7 +71,7 @@ class Book:
     def translate(self, item: object) -> Iterable[Out]:
         """The events of one item, in order."""
         match item:
-            case Step():
+            case tuple():
                 return self._step(item)
             case Arrived(tracked):
                 self._running[tracked.id] = _Running(tracked)
@@ -114,18 +114,19 @@ class Book:
         return self._stride
 
     def _step(self, step: Step) -> Iterator[Out]:
+        now, _, preempted = step
         self._steps.append(step)
-        for request in step.preempted or ():
+        for request in preempted or ():
             running = self._running.get(request)
             if running is not None:
                 running.stale = True
         while len(self._steps) > self._delay:
-            done = self._steps.popleft()
-            for request, tokens in done.scheduled.items():
+            at, scheduled, _ = self._steps.popleft()
+            for request, tokens in scheduled.items():
                 running = self._running.get(request)
                 if running is not None and not running.stale:
-                    running.begun_at = running.begun_at or done.at
-                    yield from self._progress(running, tokens, step.at)
+                    running.begun_at = running.begun_at or at
+                    yield from self._progress(running, tokens, now)
 
     def _progress(self, running: _Running, tokens: int, now: float) -> Iterator[Out]:
         tracked = running.tracked
@@ -194,7 +195,7 @@ class Book:
 
     def _scheduled_at(self, request: str) -> float:
         """When the first of the steps in flight was scheduled that has the request; 0 for none."""
-        return next((step.at for step in self._steps if request in step.scheduled), 0.0)
+        return next((at for at, scheduled, _ in self._steps if request in scheduled), 0.0)
 
     def _prefill_ms(self, running: _Running | None, first_token_at: float) -> float:
         """From the first step of the prompt to its first token; 0 where computing was broken off

@@ -17,7 +17,7 @@ from kvferry_connectors.vllm.agents import node_agent
 from kvferry_connectors.vllm.book import Book
 from kvferry_connectors.vllm.exports import Exports
 from kvferry_connectors.vllm.hosting import Hosting
-from kvferry_connectors.vllm.items import Arrived, Finished, Step, ending
+from kvferry_connectors.vllm.items import Arrived, Finished, ending
 from kvferry_connectors.vllm.joined import Joiner
 from kvferry_connectors.vllm.leasing import ROOM_BLOCKS
 from kvferry_connectors.vllm.looking import Looker
@@ -188,7 +188,7 @@ class SchedulerSide:
         now = time.monotonic()
         if output.num_scheduled_tokens:
             self._admissions.scheduled(output, self._requests)
-            self.outbox.hand_over(Step(now, output.num_scheduled_tokens, output.preempted_req_ids))
+            self.outbox.hand_over((now, output.num_scheduled_tokens, output.preempted_req_ids))
         if self._exports is not None and self._publishing is not None:
             if self._steering.apply(self._exports):
                 self._withdraw("paused")

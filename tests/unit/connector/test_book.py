@@ -36,7 +36,7 @@ class Desk:
 
 
 def step(at: float, preempted: set[str] | None = None, **tokens: int) -> Step:
-    return Step(at, tokens, preempted)
+    return at, tokens, preempted
 
 
 def finished(one: Tracked, at: float, blocks: int, output: int = 1) -> Finished:

@@ -139,27 +139,71 @@ def test_steps_are_translated_later_and_into_both_lanes() -> None:
     assert_books(outbox)
 
 
-def test_too_many_steps_count_as_a_gap_of_detail() -> None:
-    outbox = Outbox(blocks_max=3, translate=lambda item: [])
-    for number in range(5):
+def numbers(item: object) -> list[tuple[str, Event, str]]:
+    """A translator whose fact says which step it came from."""
+    assert isinstance(item, int)
+    return [(FACTS, turn(item), str(item))]
+
+
+def causes(outbox: Outbox) -> list[str]:
+    """Which steps' facts wait, with ``-`` for a hole."""
+    return [i.cause if isinstance(i, Waiting) else "-" for i in outbox.take_facts(100)]
+
+
+def test_as_many_steps_wait_as_may() -> None:
+    outbox = Outbox(blocks_max=3, translate=numbers)
+    for number in range(3):
         outbox.hand_over(number)
-    assert outbox.take_blocks_gap() == 2
-    assert outbox.counts(FACTS).dropped == 0
+    outbox.work()
+    assert causes(outbox) == ["0", "1", "2"]
+    assert outbox.take_blocks_gap() == 0
     assert_books(outbox)
 
 
-def test_losing_steps_that_bear_facts_makes_a_hole_in_the_facts() -> None:
-    outbox = Outbox(blocks_max=1, translate=lambda item: [(FACTS, turn(0), "")])
+@pytest.mark.parametrize("handed", [4, 5, 500])
+def test_the_oldest_of_too_many_steps_are_a_gap_of_detail(handed: int) -> None:
+    outbox = Outbox(blocks_max=3, translate=numbers)
+    for number in range(handed):
+        outbox.hand_over(number)
+    assert outbox.untranslated <= 4
+    outbox.work()
+    assert causes(outbox) == [str(number) for number in range(handed - 3, handed)]
+    assert outbox.take_blocks_gap() == 1
+    assert outbox.counts(FACTS).dropped == 0, "no step bore facts before"
+    assert_books(outbox)
+
+
+def test_losing_steps_that_bear_facts_makes_a_hole_where_they_were() -> None:
+    outbox = Outbox(blocks_max=1, translate=numbers)
     outbox.hand_over(0)
     outbox.work()
-    outbox.hand_over(1)
-    for _ in range(3):
-        outbox.hand_over(2)
+    for number in range(1, 5):
+        outbox.hand_over(number)
+    outbox.work()
     taken = outbox.take_facts(10)
-    assert [type(item) for item in taken] == [Waiting, Hole]
-    hole = taken[1]
+    assert [type(item) for item in taken] == [Waiting, Hole, Waiting]
+    hole, after = taken[1], taken[2]
     assert isinstance(hole, Hole)
-    assert (hole.count, hole.blind) == (3, True)
+    assert (hole.count, hole.blind) == (1, True)
+    assert isinstance(after, Waiting)
+    assert after.cause == "4"
+    assert_books(outbox)
+
+
+def test_steps_left_while_others_are_translated_cannot_hide_what_was_lost() -> None:
+    def busy_engine(item: object) -> list[tuple[str, Event, str]]:
+        if item == 0:
+            for number in range(10, 20):
+                outbox.hand_over(number)
+        return [(FACTS, turn(0), str(item))]
+
+    outbox = Outbox(blocks_max=4, translate=busy_engine)
+    outbox.hand_over(0)
+    outbox.hand_over(1)
+    outbox.work()
+    outbox.work()
+    assert causes(outbox) == ["0", "-", "16", "17", "18", "19"]
+    assert outbox.take_blocks_gap() == 1
     assert_books(outbox)
 
 

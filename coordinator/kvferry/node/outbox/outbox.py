@@ -5,7 +5,8 @@ a transfer's outcome reserves its slot before the transfer starts, and at 80 % n
 transfer starts. *Blocks* is detail: it may overflow, and then a gap says how much is missing.
 
 A hand-over appends to a deque and touches no socket. The locks here guard a few integers; the
-agent's thread never holds one of them while it waits for anything.
+agent's thread never holds one of them while it waits for anything. Handing over a step takes no
+lock and runs no Python of ours: it is the deque's own ``append``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from kvferry.core.events import BLOCKS, FACTS, Event
 from kvferry.errors import ConfigError
@@ -30,7 +32,12 @@ class Outbox:
     Args:
         facts_max: facts that may wait, reserved slots included.
         blocks_max: detail events that may wait, and steps that may wait to be translated.
-        translate: what turns a handed-over step into events; needed by :meth:`hand_over` only.
+        translate: what turns a handed-over step into events; needed for ``hand_over`` only.
+
+    Attributes:
+        hand_over: leaves one engine step's material, to be translated on the agent's thread. Of
+            more than ``blocks_max`` the oldest are lost; whoever next looks finds the bound
+            exceeded and counts at least one missing event of the blocks lane.
     """
 
     def __init__(
@@ -52,7 +59,9 @@ class Outbox:
         self._lock = threading.Lock()
         self._facts: deque[FactItem] = deque()
         self._blocks: deque[Waiting] = deque()
-        self._steps: deque[object] = deque()
+        # One more than may wait: a full deque says that the bound was exceeded.
+        self._steps: deque[object] = deque(maxlen=blocks_max + 1)
+        self.hand_over: Callable[[object], None] = self._steps.append
         self._held = 0
         self._reserved = 0
         self._handed = {FACTS: 0, BLOCKS: 0}
@@ -110,18 +119,6 @@ class Outbox:
             if self._keeping:
                 self._blocks_gap += 1
 
-    def hand_over(self, item: object) -> None:
-        """Leave one engine step's material, to be translated on the agent's thread.
-
-        A step that finds no room counts as one missing event of the blocks lane.
-        """
-        steps = self._steps
-        if len(steps) < self._blocks_max:
-            # The wall clock is read where the step is translated: it is for people only.
-            steps.append(item)
-        else:
-            self._drop_step()
-
     # --- anybody -----------------------------------------------------------------------------
 
     @property
@@ -155,7 +152,11 @@ class Outbox:
     def work(self, steps_max: int = 1024) -> bool:
         """Translate up to ``steps_max`` steps; True when some event waits in a lane."""
         for _ in range(min(steps_max, len(self._steps))):
-            events = self._translator.events(self._steps.popleft())
+            step = self._steps.popleft()
+            # Looked at after the step was taken, for only this thread takes: steps that the
+            # engine leaves meanwhile cannot hide that the deque was full.
+            lost = len(self._steps) >= self._blocks_max
+            events = None if lost else self._translator.events(step)
             if events is None:
                 self._drop_step()
                 continue
