@@ -6,7 +6,9 @@ engines; the two batches of a round have prompts of the same lengths in the same
 that never repeat. vLLM's own fixed retention of 480 s stops a decode engine for minutes under such
 a load. Prints one JSON object: the ratio of turns per second, on to off, as the median over all
 rounds with a 95 % bootstrap interval; the slowest turn; who waited for whose blocks; what leases
-were for and how they ended; where the prefill engine's prompt tokens came from.
+were for and how they ended; where the prefill engine's prompt tokens came from; and for each turn
+the microseconds of CPU that each engine's own thread spent on leases, and kvferry's threads on
+everything.
 
 Without ``--model`` the tiny model runs on the CPU with pools of ``--blocks`` blocks. On GPUs, one
 for each engine and the pool of each by ``kv_cache_memory_bytes``::
@@ -26,6 +28,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,8 @@ BLOCK_BYTES = BLOCK * 1024
 TURNS = 2
 ARMS = ("on", "off")
 LEAST_ROUNDS = 3
+TAIL_CHARS = 6_000
+"""Of the engines' log, shown where something fails."""
 
 
 def run(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -49,6 +54,7 @@ def run(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     (own := folder / "plane").mkdir()
     plane = Plane(own)
     engines: list[EngineProcess] = []
+    (log := folder / "engines.log").touch()
     tiny = {"kv_cache_memory_bytes": given.blocks * BLOCK_BYTES, "max_model_len": 2048}
     try:
         # A model that is given takes long enough to compute for moves to be judged as for users.
@@ -59,11 +65,15 @@ def run(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
                 name,
                 connector={"nats_url": plane.url, "key": KEY},
                 env={"CUDA_VISIBLE_DEVICES": device} if device else None,
+                log=log,
                 **tiny | given.engine_args,
             )
             engines.append(engine)
         joined(*engines)
         return measured(engines, given)
+    except Exception:
+        print(log.read_text(errors="replace")[-TAIL_CHARS:], file=sys.stderr)
+        raise
     finally:
         for engine in engines:
             engine.ask_to_stop()
@@ -81,7 +91,7 @@ class Rounds:
         prefill, decode = engines
         self._crowd, self._draw = Crowd(prefill, decode), random.Random(2)
         self.seen: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
-        self.waits: dict[str, dict[str, int]] = {arm: {} for arm in ARMS}
+        self.counts: dict[str, Counter[str]] = {arm: Counter() for arm in ARMS}
 
     def warm_up(self) -> None:
         """Compile what is compiled at first use, and fill the pools."""
@@ -98,8 +108,9 @@ class Rounds:
             for arm in ARMS[:: 1 if number % 2 else -1]:
                 before = counted(self._engines)
                 self.seen[arm].append(self._batch(arm, lengths))
-                for what, count in counted(self._engines).items():
-                    self.waits[arm][what] = self.waits[arm].get(what, 0) + count - before[what]
+                after = counted(self._engines)
+                after.subtract(before)
+                self.counts[arm].update(after)
             took = ", ".join(f"{arm} {self.seen[arm][-1].took_s:.2f} s" for arm in ARMS)
             print(f"round {number + 1}: {took}", file=sys.stderr, flush=True)
 
@@ -124,6 +135,7 @@ def measured(engines: list[EngineProcess], given: argparse.Namespace) -> dict[st
     rounds.warm_up()
     for engine in engines:
         engine.ask("watch")
+        engine.ask("watch_leasing")
     rounds.measure()
     ratios = rounds.ratios()
     middle, bounds = ratio([ratios])
@@ -139,7 +151,7 @@ def measured(engines: list[EngineProcess], given: argparse.Namespace) -> dict[st
         "throughput_ratio": middle,
         "throughput_ratio_95": bounds,
         "ratios": [round(one, 4) for one in ratios],
-        "arms": {arm: told(rounds.seen[arm], rounds.waits[arm]) for arm in ARMS},
+        "arms": {arm: told(rounds.seen[arm], rounds.counts[arm]) for arm in ARMS},
         "leases": {
             engine.name: dict(zip(("begun", "ended"), engine.ask("leased"), strict=True))
             for engine in engines
@@ -148,23 +160,31 @@ def measured(engines: list[EngineProcess], given: argparse.Namespace) -> dict[st
     }
 
 
-def counted(engines: list[EngineProcess]) -> dict[str, int]:
-    """Allocations that found no room, over both engines."""
+def counted(engines: list[EngineProcess]) -> Counter[str]:
+    """Until now: allocations that found no room, over both engines, and CPU time spent."""
     waits = [engine.ask("waits") for engine in engines]
-    return {
-        "refused": sum(one.refused for one in waits),
-        "preempted": sum(one.preempted for one in waits),
-    }
+    counts = Counter(
+        refused=sum(one.refused for one in waits), preempted=sum(one.preempted for one in waits)
+    )
+    for engine in engines:
+        counts[f"{engine.name}_leasing_us"] = round(engine.ask("leasing_s") * 1e6)
+        counts[f"{engine.name}_threads_us"] = round(engine.ask("own_threads") * 1e6)
+    return counts
 
 
-def told(seen: list[Seen], waits: dict[str, int]) -> dict[str, Any]:
+def told(seen: list[Seen], counts: Counter[str]) -> dict[str, Any]:
     """One arm."""
     tokens = {source: sum(one.tokens[source] for one in seen) for source in seen[0].tokens}
-    whole = sum(tokens.values())
+    whole, turns = sum(tokens.values()), sum(one.turns for one in seen)
     return {
-        "turns_per_s": round(sum(s.turns for s in seen) / sum(s.took_s for s in seen), 3),
+        "turns_per_s": round(turns / sum(one.took_s for one in seen), 3),
         "slowest_turn_s": round(max(one.slowest_s for one in seen), 3),
-        **waits,
+        **{what: counts[what] for what in ("refused", "preempted")},
+        "us_per_turn": {
+            what.removesuffix("_us"): round(count / turns, 1)
+            for what, count in counts.items()
+            if what.endswith("_us")
+        },
         "tokens": {source: round(count / whole, 4) for source, count in tokens.items()},
     }
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import msgspec
-from tests.e2e.watching import AllocationWatch, LoadWatch, Waits
+from tests.e2e.watching import AllocationWatch, LeasingWatch, LoadWatch, Waits
 
 
 def _ours(thread: threading.Thread) -> bool:
@@ -28,6 +28,7 @@ class Probes:
     core: Any
     watch: AllocationWatch
     loads: LoadWatch
+    leasing: LeasingWatch
     switch: Any = None
 
     @property
@@ -232,6 +233,15 @@ class Probes:
         """Take leases, or let those that stand drain and take none."""
         self.side._exports.leasing.on = on
         return on
+
+    def probe_watch_leasing(self) -> bool:
+        """Begin to measure what leases cost; :meth:`probe_leasing_s` tells."""
+        self.leasing = LeasingWatch(self.side._exports.leasing)
+        return True
+
+    def probe_leasing_s(self) -> float:
+        """Seconds of CPU that the engine's thread has spent on leases until now."""
+        return self.leasing.spent_s
 
     def probe_leased(self) -> tuple[dict[str, int], dict[str, int]]:
         """Leases that began by what they were for, and that ended by why."""

@@ -1,9 +1,10 @@
-"""Who waits for KV blocks in a vLLM scheduler, for whose, and who holds them while they load;
-used inside engine processes."""
+"""Who waits for KV blocks in a vLLM scheduler, for whose, who holds them while they load, and what
+leases cost its thread; used inside engine processes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,32 @@ class AllocationWatch:
         pinned = self._side._table.pinned_blocks() if self._side is not None else set()
         null = {self._manager.block_pool.null_block.block_id}
         return len(used - held - pinned - null)
+
+
+class LeasingWatch:
+    """Adds up the CPU time that an engine's thread spends on leases."""
+
+    ENTRIES = ("offered", "session_ended", "each_step", "until_free", "make_room")
+
+    def __init__(self, leasing: Any) -> None:
+        """``leasing`` is that of kvferry's exports."""
+        self.spent_s = 0.0
+        self._inside = False
+        for name in self.ENTRIES:
+            setattr(leasing, name, self._timed(getattr(leasing, name)))
+
+    def _timed(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:  # One calls another.
+                return entry(*args, **kwargs)
+            self._inside, began_s = True, time.thread_time()
+            try:
+                return entry(*args, **kwargs)
+            finally:
+                self.spent_s += time.thread_time() - began_s
+                self._inside = False
+
+        return timed
 
 
 class LoadWatch:
