@@ -58,7 +58,8 @@ def check(memory: Any, mover: Mover, pool: Regions) -> None:
     base = lent.data_ptr()  # type: ignore[attr-defined]
     for nth in (0, 57, 99):
         for layer in (0, 31):
-            at = pool.spans[layer].address - base + slots[nth] * PAGE
+            span = pool.spans[layer]
+            at = span.address - base + slots[nth] * span.stride
             here = lent[at : at + PAGE]  # type: ignore[index]
             assert torch.equal(here, kept[layer, nth].cpu()), (nth, layer)
     view.zero_()

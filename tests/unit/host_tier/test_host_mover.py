@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import pytest
@@ -12,7 +13,7 @@ from kvferry.ports.backend import Regions, Span
 from kvferry_backends.host_tier import memory
 from kvferry_backends.host_tier.memory import check_budget, make_pool
 from kvferry_backends.host_tier.mover import make_mover
-from kvferry_backends.layout import HostPool
+from kvferry_backends.layout import HostPool, check_regions
 
 LAYOUTS = {
     "layers": ([4096] * 4, 0),
@@ -50,6 +51,24 @@ def test_blocks_go_to_the_host_and_back(engine: Pool, together: bool) -> None:
     if size > 1:  # Negative control: another order of the same blocks is not the same.
         swapped = {targets[0]: expected[targets[1]], targets[1]: expected[targets[0]]}
         assert wrong_bytes(before, engine, {**expected, **swapped})[0] == targets[:2]
+
+
+@pytest.mark.parametrize("widths", [[100, 5000, 7], [64, 64]])
+def test_a_pool_that_is_laid_out_block_by_block_has_each_in_one_piece(widths: list[int]) -> None:
+    engine, slots = Pool(4, widths).regions, 6
+    size = engine.block_bytes
+    bytes_of = bytearray(slots * size)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(bytes_of))
+    laid = Regions(memory.block_by_block(base, engine), slots, "host", owner=bytes_of)
+    check_regions(laid)
+    views = HostPool(laid)
+    for slot in range(slots):
+        told = pattern("laid", slot, size)
+        for view in views.block(slot):
+            view[:], told = told[: len(view)], told[len(view) :]
+        assert not told
+    for slot in range(slots):
+        assert bytes_of[slot * size : (slot + 1) * size] == pattern("laid", slot, size)
 
 
 def test_a_pool_begins_on_a_page_and_its_spans_do_not_overlap() -> None:
