@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _BY_SOURCE = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.M)
+_POOL = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.M)
+_BLOCKS = re.compile(r'(\bblock_size|\bnum_gpu_blocks)="(\d+)"')
 RESETS_MAX = 100
 RESET_PAUSE_S = 0.1
 
@@ -80,6 +82,13 @@ def stream(port: int, ids: list[int], tokens: int, params: dict[str, Any] | None
 def prompt_tokens_by_source(port: int) -> dict[str, int]:
     """vLLM's own count of where prompt tokens came from, since the server started."""
     return {name: int(float(value)) for name, value in _BY_SOURCE.findall(get(port, "/metrics"))}
+
+
+def pool_tokens(metrics: str) -> int:
+    """How many tokens a server's KV pool holds, by its ``/metrics``; 0 where they do not say."""
+    found = _POOL.search(metrics)
+    sizes = dict(_BLOCKS.findall(found[1])) if found else {}
+    return int(sizes.get("block_size", 0)) * int(sizes.get("num_gpu_blocks", 0))
 
 
 def reset_prefix_cache(port: int, *, external: bool) -> None:

@@ -64,6 +64,10 @@ class Family:
         """What an engine's reply has for the next one."""
         return params
 
+    def unhinted(self) -> dict[str, Any]:
+        """What P is told of a conversation that begins, where it may have KV from elsewhere."""
+        return self._nothing
+
     def turn(self, ids: list[int], tokens: int, last: dict[str, Any] | None = None) -> Turn:
         """``last`` is the hint of the turn before; without one P computes what it has not."""
         began_s = time.perf_counter()
@@ -96,14 +100,24 @@ class Ferry(Family):
     def handed(self, params: dict[str, Any] | None) -> dict[str, Any] | None:
         return hint_of(params)
 
+    def unhinted(self) -> dict[str, Any]:
+        return hint_of(None)
+
     def forget_p(self) -> None:
         reset_prefix_cache(self.p, external=True)
 
-    def serve(self, bench: Bench, model: str, sizes: Sequence[str], **options: Any) -> None:
-        """Start both; ``options`` go to both connectors."""
+    def serve(
+        self,
+        bench: Bench,
+        model: str,
+        sizes: Sequence[str],
+        p_sizes: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Start both; ``options`` go to both connectors, ``p_sizes`` to P in place of ``sizes``."""
         if bench.cpu:  # Engines that share two cores answer late.
             options |= {"plan_deadline_ms": 5_000, "pin_timeout_ms": 5_000}
-        bench.serve(model, 0, self.p, bench.kvferry("p0", **options), *sizes)
+        bench.serve(model, 0, self.p, bench.kvferry("p0", **options), *(p_sizes or sizes))
         bench.serve(model, 1, self.d, bench.kvferry("d0", **options), *sizes)
 
 
@@ -118,7 +132,10 @@ class Native(Family):
         super().__init__("native", p, d, NOBODY)
         self._offload = offload
 
-    def serve(self, bench: Bench, model: str, sizes: Sequence[str]) -> None:
+    def serve(
+        self, bench: Bench, model: str, sizes: Sequence[str], p_sizes: Sequence[str] = ()
+    ) -> None:
+        """Start both; ``p_sizes`` go to P in place of ``sizes``."""
         nixl = {
             "kv_connector": "NixlConnector",
             "kv_role": "kv_both",
@@ -140,7 +157,7 @@ class Native(Family):
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {"connectors": [nixl, copy]},
             }
-        bench.serve(model, 0, self.p, on_p, *sizes)
+        bench.serve(model, 0, self.p, on_p, *(p_sizes or sizes))
         bench.serve(model, 1, self.d, nixl, *sizes)
 
 

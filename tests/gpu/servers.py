@@ -25,6 +25,7 @@ NATS_PORT = 4299
 START_S = 300.0
 END_S = 20.0
 TAIL_CHARS = 6_000
+CPU_POOL = "64M"
 CPU = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -151,15 +152,16 @@ class Bench:
         self._ports[port] = server
         return server
 
-    def sizes(self, pool: str, longest: int) -> list[str]:
-        """Options of every server: dummy weights and a fixed pool on a GPU, or a small rehearsal.
+    def sizes(self, pool: str, longest: int, cpu_pool: str = CPU_POOL) -> list[str]:
+        """Options of every server: dummy weights and a fixed pool on a GPU, or a small rehearsal
+        with ``cpu_pool``.
 
         The pool is fixed because two engines that start on one GPU disturb each other's profile.
         """
         if self.cpu:
             return [
                 *("--dtype", "float32", "--max-model-len", "4096", "--block-size", "32"),
-                *("--max-num-batched-tokens", "2048", "--kv-cache-memory-bytes", str(64 << 20)),
+                *("--max-num-batched-tokens", "2048", "--kv-cache-memory-bytes", cpu_pool),
             ]
         return [
             *("--load-format", "dummy", "--max-model-len", str(longest)),
