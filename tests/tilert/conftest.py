@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from tests.e2e.plane import Plane
-from tests.tilert.nodes import DecodeNode, NodeOptions
+from tests.tilert.nodes import DecodeNode, StartNode, node_starter
 from tests.tilert.original import OriginalSender
 from tests.tilert.parts import WORDS, Parts
 from tests.tilert.prefill import Prefill
+from tests.tilert.return_bench import Bench, started
 from tests.tilert.rig import BLOCKS, make_tokenizer
 from tests.unit.tilert.caches import EngineCache
 
 from kvferry_connectors.demo.tilert.package import missing
-from kvferry_connectors.tilert.profiles import FP8_DS_MLA, find
-
-StartNode = Callable[..., DecodeNode]
+from kvferry_connectors.tilert.profiles import BF16, FP8_DS_MLA, find
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +27,6 @@ def tilert_package() -> None:
         pytest.fail(f"the contract tests of TileRT cannot run: {why}")
     if why:
         pytest.skip(why)
-
-
-def node_starter(folder: Path, made: list[DecodeNode]) -> StartNode:
-    """A function that starts a node and remembers it in ``made``."""
-
-    def start(*, wait: bool = True, **options: Any) -> DecodeNode:
-        node = DecodeNode(folder / f"node{len(made)}", NodeOptions(**options))
-        made.append(node)
-        return node.wait_ready() if wait else node
-
-    return start
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +69,33 @@ def parts(tilert_package: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for node in made:
             node.stop()
         plane.stop()
+
+
+@pytest.fixture(scope="session")
+def benches(
+    tilert_package: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Bench]]:
+    """Nodes that keep what they generate, on one ledger with its coordinator: by row format."""
+    folder = tmp_path_factory.mktemp("keeping")
+    nodes: list[DecodeNode] = []
+    start = node_starter(folder, nodes)
+    plane = Plane(folder)
+    made: dict[str, Bench] = {}
+    try:
+        plane.start_coordinator()
+        for form in (FP8_DS_MLA, BF16):
+            made[form.name] = started(plane, start, form)
+        for one in made.values():
+            one.node.wait_ready()
+        yield made
+    finally:
+        for one in made.values():
+            one.close()
+        for node in nodes:
+            node.stop()
+        plane.stop()
+
+
+@pytest.fixture
+def bench(benches: dict[str, Bench]) -> Bench:
+    return benches["fp8_ds_mla"]

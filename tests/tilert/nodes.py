@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,17 @@ class DecodeNode:
     def stop(self) -> None:
         """End it and reap it."""
         self.kill()
+
+
+StartNode = Callable[..., DecodeNode]
+
+
+def node_starter(folder: Path, made: list[DecodeNode]) -> StartNode:
+    """A function that starts a node and remembers it in ``made``."""
+
+    def start(*, wait: bool = True, **options: Any) -> DecodeNode:
+        node = DecodeNode(folder / f"node{len(made)}", NodeOptions(**options))
+        made.append(node)
+        return node.wait_ready() if wait else node
+
+    return start

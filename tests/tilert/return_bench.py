@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import torch
 from tests.e2e.plane import Plane
-from tests.tilert.conftest import StartNode
-from tests.tilert.nodes import DecodeNode
+from tests.tilert.nodes import DecodeNode, StartNode
 from tests.tilert.prefill import Prefill
 from tests.tilert.returning import KEY, Peer, Turn, cache_page, ended, facts_of
 from tests.unit.tilert.caches import EngineCache

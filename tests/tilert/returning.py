@@ -21,6 +21,7 @@ from tests.unit.tilert.caches import EngineCache
 from kvferry.core.events import NodeJoined, RequestEnded
 from kvferry.node.peers.client import PeerClient
 from kvferry.node.peers.session import PeerIdentity
+from kvferry.node.peers.wire import Done, Granted, Pin, Settled
 from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Verify
 from kvferry_backends.registry import create
@@ -199,6 +200,27 @@ class Peer:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return found[0]
+
+    def pin(self, joined: NodeJoined, chain: Sequence[bytes]) -> str:
+        """Begin to read a chain that must be granted whole: its transfer."""
+        frame = Pin(
+            transfer=f"pin-{next(_numbers)}",
+            incarnation=joined.incarnation,
+            hashes=tuple(chain),
+            deadline_ms=round(1000 * PULL_S),
+            host=True,
+        )
+        granted = self._client.call(joined.address, frame, timeout_s=PULL_S)
+        assert isinstance(granted, Granted)
+        assert len(granted.blocks) == len(chain)
+        return frame.transfer
+
+    def done(self, joined: NodeJoined, transfer: str) -> bool:
+        """End what :meth:`pin` began; whether the blocks are still what they were."""
+        frame = Done(transfer=transfer, rank=0)
+        settled = self._client.call(joined.address, frame, timeout_s=PULL_S)
+        assert isinstance(settled, Settled)
+        return settled.intact
 
     def page(self, nth: int, block: int) -> Any:
         """What was pulled of one page: its bytes."""

@@ -10,7 +10,7 @@ import socket
 import struct
 
 import httpx
-from tests.tilert.conftest import StartNode
+from tests.tilert.nodes import StartNode
 
 from kvferry_connectors.demo.tilert.package import package
 

@@ -6,8 +6,7 @@ import asyncio
 import json
 import time
 
-from tests.tilert.conftest import StartNode
-from tests.tilert.nodes import DecodeNode
+from tests.tilert.nodes import DecodeNode, StartNode
 from tests.tilert.parts import BOUND_S, WORDS, Parts, pool_of, slot_story, turn_ended
 from tests.tilert.rig import OR_NATIVE, TILERT, Rig
 from tests.unit.router.support import until

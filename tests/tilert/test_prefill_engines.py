@@ -18,9 +18,8 @@ import torch
 from tests.e2e.conftest import KEY, prompt
 from tests.e2e.engine import EngineProcess
 from tests.e2e.plane import Plane, Recorded, of
-from tests.tilert.conftest import StartNode
 from tests.tilert.models import dense_model
-from tests.tilert.nodes import DecodeNode
+from tests.tilert.nodes import DecodeNode, StartNode
 from tests.tilert.prefill import LOOPBACK, decode
 
 from kvferry.core.events import SendBegan, SendEnded

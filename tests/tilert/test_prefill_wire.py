@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from tests.tilert.conftest import StartNode
 from tests.tilert.holding import Holder
-from tests.tilert.nodes import DecodeNode
+from tests.tilert.nodes import DecodeNode, StartNode
 from tests.tilert.prefill import Prefill, close_to, decode, injected_as, prefill
 from tests.unit.tilert.caches import EngineCache
 from tests.unit.tilert.test_staging import Careless

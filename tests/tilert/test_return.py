@@ -6,16 +6,13 @@ over a cache in vLLM's shapes; the ledger, the node and the peer's transfers are
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from tests.e2e.plane import Plane, of
-from tests.tilert.conftest import StartNode
+from tests.e2e.plane import of
 from tests.tilert.playback import write_rows
-from tests.tilert.return_bench import SLOTS, Bench, compare, started
+from tests.tilert.return_bench import SLOTS, Bench, compare
 from tests.tilert.returning import Peer, Turn, drawn, facts_of
 
 from kvferry.core.events import (
@@ -23,36 +20,6 @@ from kvferry.core.events import (
     NodeClosed,
     PinEnded,
 )
-from kvferry_connectors.tilert.profiles import BF16, FP8_DS_MLA
-
-
-@pytest.fixture(scope="module")
-def plane(tilert_package: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    made = Plane(tmp_path_factory.mktemp("plane"))
-    try:
-        made.start_coordinator()
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.fixture(scope="module")
-def benches(plane: Plane, decode_node: StartNode) -> Iterator[dict[str, Bench]]:
-    made: dict[str, Bench] = {}
-    try:
-        for form in (FP8_DS_MLA, BF16):
-            made[form.name] = started(plane, decode_node, form)
-        for one in made.values():
-            one.node.wait_ready()
-        yield made
-    finally:
-        for one in made.values():
-            one.close()
-
-
-@pytest.fixture
-def bench(benches: dict[str, Bench]) -> Bench:
-    return benches["fp8_ds_mla"]
 
 
 @pytest.mark.parametrize("form", ["fp8_ds_mla", "bf16"])
@@ -214,25 +181,6 @@ def test_a_peer_without_the_key_gets_nothing(bench: Bench) -> None:
     finally:
         stranger.close()
     assert (result.ok, result.stage) == (False, "pin")
-
-
-def test_while_paused_nothing_is_kept_and_what_was_goes(bench: Bench) -> None:
-    turn = bench.turn(80)
-    assert bench.kept(turn) == 3
-    space = facts_of(bench.prefill).space
-    assert bench.plane.cli("pause", "--node", bench.name, "--space", space).returncode == 0
-    offer = bench.retained(turn).offer
-    seen = bench.plane.wait_for(lambda found: of(found, Evicted, offer=offer), "it was given up")
-    assert of(seen, Evicted, offer=offer)[0].reason == "paused"
-    assert bench.not_kept(bench.turn(81)) == "paused"
-    assert bench.plane.cli("resume", "--node", bench.name, "--space", space).returncode == 0
-    deadline = time.monotonic() + 60.0
-    while True:
-        again = bench.turn(int(time.monotonic() * 1000))
-        again.run(bench.node)
-        if bench.ended(again).kept_blocks:
-            break
-        assert time.monotonic() < deadline
 
 
 def test_the_commands_tell_of_it(bench: Bench) -> None:

@@ -20,8 +20,7 @@ import torch
 from tests.e2e.conftest import KEY, prompt
 from tests.e2e.engine import Answer, EngineProcess
 from tests.e2e.plane import Plane, of
-from tests.tilert.conftest import StartNode
-from tests.tilert.nodes import DecodeNode
+from tests.tilert.nodes import DecodeNode, StartNode
 from tests.tilert.playback import write_rows
 from tests.tilert.prefill import LOOPBACK
 

@@ -66,6 +66,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     external_id: str = ""
     last_turn: bool = False
     """The client says that its session ends with this turn."""
+    retain_ms: int = 0
+    """The client wants its blocks kept for so long."""
     expires_ms: int = 0
     """Unix time."""
 

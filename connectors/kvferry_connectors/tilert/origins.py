@@ -115,6 +115,7 @@ class Origins:
             session=params.session,
             external_id=params.id,
             last_turn=params.end,
+            retain_ms=params.retain_ms,
             expires_ms=time.time_ns() // 1_000_000 + VALID_MS,
         )
         return signed(origin, facts.key)

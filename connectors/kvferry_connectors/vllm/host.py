@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from kvferry.node.export.host import HostTable, Taken
+from kvferry.node.export.host import HostTable
 from kvferry.node.export.host_copies import WAITING_MAX, Pace, Piece, ToHost
+from kvferry.node.export.host_runs import Taken
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.vllm.items import HostEvicted, HostOffered

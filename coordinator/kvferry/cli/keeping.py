@@ -196,12 +196,15 @@ def lines(answer: Answer) -> list[str]:
         given = RetentionSettings(**one["retention"])
         what = in_words(given) if given != AS_STARTED else "every engine keeps as it was started"
         said.append(f"{where}:{'' if one['changed'] else ' already'} {what}")
-        said += [
-            f"  {name}: leases for {now['lease_ms'] / 1_000:g} s in {now['lease_blocks']:,} blocks"
-            if now["lease_ms"]
-            else f"  {name}: leases nothing"
-            for name, now in one["keeps"].items()
-        ]
+        said += [f"  {name}: {_now(now)}" for name, now in one["keeps"].items()]
         if not one["keeps"]:
             said.append("  no node is joined now; it holds for those that join")
     return said
+
+
+def _now(now: Answer) -> str:
+    """How a node keeps from now on."""
+    said = "leases nothing"
+    if now["lease_ms"]:
+        said = f"leases for {now['lease_ms'] / 1_000:g} s in {now['lease_blocks']:,} blocks"
+    return f"{said}, {now['host_blocks']:,} blocks of host tier" if now["host_blocks"] else said

@@ -31,7 +31,7 @@ def print_keeps(space: Document) -> None:
 def print_policy(name: str, space: Document) -> None:
     """How each node of a space keeps now, and which of it an operator has set."""
     render.heading(f"space {name}: {space['mode']}, policy {space['policy_version']}")
-    nodes = [node for node in space["nodes"] if node["blocks"]]
+    nodes = [node for node in space["nodes"] if node["blocks"] or node["host_blocks"]]
     if not nodes:
         render.line("no engine has joined")
         return
@@ -51,8 +51,10 @@ def _row(node: Document) -> tuple[object, ...]:
     host = now["host_blocks"]
     cells = {
         "lease_ms": _seconds(now["lease_ms"]) if now["lease_ms"] else "nothing is leased",
-        "lease_budget": _blocks(now["lease_blocks"], node["blocks"]),
-        "free_watermark": _blocks(now["watermark_blocks"], node["blocks"]),
+        "lease_budget": _blocks(now["lease_blocks"], node["blocks"]) if node["blocks"] else "none",
+        "free_watermark": _blocks(now["watermark_blocks"], node["blocks"])
+        if node["blocks"]
+        else "none",
         "retain_max_ms": _seconds(now["retain_max_ms"]),
         "host_budget": _blocks(host, node["host_blocks"]) if node["host_blocks"] else "none",
     }

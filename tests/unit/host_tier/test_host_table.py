@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.connector.support import chain
 
-from kvferry.node.export.host import HostRun, HostTable
+from kvferry.node.export.host import HostTable
+from kvferry.node.export.host_runs import HostRun, retained_last
 
 
 def nobody() -> set[int]:
@@ -60,6 +61,32 @@ def test_an_order_of_its_own_says_who_gives_way() -> None:
     keep(table, "a", a, 1.0)
     keep(table, "b", b, 2.0)
     assert keep(table, "c", chain("c", 1), 3.0) == [b[1]]
+
+
+def test_what_a_client_asked_for_gives_way_last() -> None:
+    table, a, longer = HostTable(6, retained_last), chain("a", 2), chain("a", 3)
+    keep(table, "a", a, 1.0)
+    table._runs["a"].retain_until_s = 10.0
+    keep(table, "longer", longer, 2.0)  # What was asked for the chain goes on.
+    keep(table, "b", chain("b", 2), 3.0)
+    assert keep(table, "c", chain("c", 2), 4.0) == [chain("b", 2)[1]]
+    assert table.reach(longer, 0, 3) == 3
+    assert keep(table, "d", chain("d", 3), 11.0)[0] == longer[2], "its time is over"
+
+
+def test_no_more_slots_are_taken_than_the_budget_allows() -> None:
+    table, a, b = HostTable(8), chain("a", 3), chain("b", 3)
+    keep(table, "a", a, 1.0)
+    keep(table, "b", b, 2.0)
+    pinned = table.slot(b[0])
+    assert pinned is not None
+    table.budget = 4
+    assert table.fit(3.0, lambda: {pinned}).lost == [a[2], a[1]]
+    assert table.fit(3.0, nobody).lost == []
+    assert table.take(1, 4.0, nobody).lost == [a[0]], "though four slots are free"
+    table.budget = 0
+    assert table.fit(5.0, lambda: {pinned}).lost == [b[2], b[1]]
+    assert table.take(1, 6.0, lambda: {pinned}).slots == []
 
 
 def test_shared_blocks_stay_as_long_as_one_chain_has_them() -> None:
@@ -146,7 +173,9 @@ class Model(RuleBasedStateMachine):
         there = self.table.reach(hashes, 0, len(hashes))
         self.table.grow(name, hashes[:there])
         fresh = [h for h in hashes[there:] if self.table.slot(h) is None]
+        used = self.table.used
         taken = self.table.take(len(fresh), self.now, lambda: set(self.pinned), sparing=name)
+        assert self.table.used <= max(used, self.table.budget)
         assert before.keys().isdisjoint(taken.slots), "one that is read or pinned was handed out"
         self.table.fill(taken.slots, fresh[: len(taken.slots)])
         stop = there + self.table.reach(hashes, there, len(hashes))
@@ -186,6 +215,13 @@ class Model(RuleBasedStateMachine):
     def clear(self) -> None:
         self.table.clear()
         self.pinned.clear()
+
+    @rule(budget=st.integers(0, 7))
+    def allow(self, budget: int) -> None:
+        self.table.budget = budget
+        self.table.fit(self.now, lambda: set(self.pinned))
+        if self.table.used > budget:
+            assert self.read or self.pinned, "nothing stood in the way"
 
     @invariant()
     def every_slot_is_accounted_for(self) -> None:

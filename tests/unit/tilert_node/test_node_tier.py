@@ -31,11 +31,13 @@ class Bench:
         self.tier = Tier(self.exports, self.outbox, "life", slots)
         self.exports.check = self.tier.present
 
-    def keep(self, name: str, prompt: int, more: int, session: str = "") -> Draft:
+    def keep(
+        self, name: str, prompt: int, more: int, session: str = "", retain_s: float = 0.0
+    ) -> Draft:
         hashes = chain(name, prompt + more)
         draft = self.tier.begin(hashes[:prompt], session)
         self.tier.extend(draft, hashes[prompt:])
-        self.tier.commit(draft, name, session)
+        self.tier.commit(draft, name, session, retain_s=retain_s)
         return draft
 
     def pin(self, name: str, count: int) -> Granted | Refused:
@@ -112,3 +114,32 @@ def test_the_end_of_a_session_is_its_own_tenants() -> None:
     bench.tier.end_session("s", chain("a", 1)[0])
     assert bench.tier.held(chain("a", 3)) == 0
     assert bench.tier.held(chain("b", 3)) == 3
+
+
+def test_what_is_over_a_lowered_budget_goes_but_not_while_it_is_read_or_written() -> None:
+    bench = Bench(slots=8)
+    bench.keep("a", 2, 1)
+    bench.keep("b", 1, 1)
+    draft = bench.tier.begin(chain("a", 2), "")  # It has blocks in common with what is there.
+    assert isinstance(bench.pin("b", 2), Granted)
+    bench.tier.allow(0.25)
+    assert bench.tier.held(chain("a", 3)) == 2
+    assert bench.tier.over
+    with pytest.raises(OriginRefused, match="4 blocks, the host tier 8; of which 2 may be in use"):
+        bench.tier.extend(draft, chain("a", 4)[2:])
+    bench.tier.drop(draft)
+    bench.tier.fit()
+    assert bench.tier.held(chain("a", 3)) == 0
+    assert not bench.tier.over
+    assert bench.intact("b")
+
+
+def test_what_a_client_asked_for_gives_way_last() -> None:
+    bench = Bench(slots=6)
+    bench.keep("asked", 1, 1, retain_s=3600.0)
+    bench.keep("b", 1, 1)
+    bench.keep("c", 2, 1)
+    assert bench.tier.held(chain("asked", 2)) == 2
+    assert bench.tier.held(chain("b", 2)) == 1
+    bench.keep("long", 4, 2)
+    assert bench.tier.held(chain("asked", 2)) == 0  # A wish, not a reservation.

@@ -112,6 +112,15 @@ def command(
             "copied out of the engine. What takes longer is not kept.",
         ),
     ] = 500,
+    retain_max_ms: Annotated[
+        int,
+        typer.Option(
+            "--retain-max-ms",
+            min=0,
+            help="Milliseconds for which a request may ask for its blocks to be kept; 0 lets none "
+            "ask.",
+        ),
+    ] = 600_000,
     engine: Annotated[
         str,
         typer.Option(
@@ -146,6 +155,7 @@ def command(
         space=space,
         host_tier_bytes=host_tier_bytes,
         within_ms=within_ms,
+        retain_max_ms=retain_max_ms,
         host=host,
         advertise_host=advertise_host,
         peer_port=peer_port,

@@ -37,10 +37,12 @@ class Keeper:
         self._key = key
         self._within_s = within_ms / 1000
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """As many as :data:`OPEN_MAX` allows, and changes of the mode."""
+        """As many as :data:`OPEN_MAX` allows, changes of the policy, and ends of pins while more is
+        kept than that allows."""
         self._open: set[Work] = set()
         self._closing = False
         membership.on_withdraw = lambda reason: self._tasks.put(lambda: self._withdraw(reason))
+        membership.on_change = lambda: self._tasks.put(membership.fit)
         self._thread = threading.Thread(target=self._run, name="kvferry-keeper", daemon=True)
         self._thread.start()
 

@@ -74,6 +74,7 @@ def finish(work: Work, membership: Membership) -> None:
     with work.lock:
         if work.outcome is not None:
             raise Unwanted
-        member.tier.commit(draft, work.rid, origin.session)
+        retain_s = membership.retain_s(origin.retain_ms)
+        member.tier.commit(draft, work.rid, origin.session, retain_s=retain_s)
         work.draft = None
         work.outcome = Outcome(kept=len(draft.hashes))

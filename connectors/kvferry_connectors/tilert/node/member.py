@@ -82,6 +82,9 @@ class Member:
             warnings=tuple(f"backend {name}: {why}" for name, why in absent.items()),
             version=version("kvferry"),
             role=ROLE,
+            # Of an engine's own cache, which lies with TileRT, it offers and leases nothing.
+            lease_blocks=0,
+            retain_max_ms=options.retain_max_ms,
         )
         said = {plane.name: plane.describe() for plane in found}
         exports.set_host(FIRST)

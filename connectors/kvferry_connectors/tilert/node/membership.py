@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from kvferry.core.events import Retained
+from kvferry.core.events import PinEnded, Retained
+from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.errors import BackendError, ConfigError
 from kvferry.node.agent.agent import NodeAgent
 from kvferry.node.agent.settings import NodeSettings
@@ -35,6 +36,7 @@ class Membership:
 
     Attributes:
         on_withdraw: called on the agent's thread with the reason when nothing may be kept any more.
+        on_change: called on any thread when :meth:`fit` may have something to do.
     """
 
     def __init__(self, options: NodeOptions, key: bytes) -> None:
@@ -47,9 +49,12 @@ class Membership:
         self._incarnation = secrets.token_hex(8)
         self._book: Book | None = None
         self.outbox = Outbox(translate=self._translate)
-        self._exports = ExportTable(self._incarnation, on_pin_ended=self.outbox.facts)
+        self._exports = ExportTable(self._incarnation, on_pin_ended=self._pin_ended)
         self._mode = ON
+        self._settings = AS_STARTED
+        """What an operator has set of how this node keeps."""
         self.on_withdraw: Callable[[str], object] = lambda reason: None
+        self.on_change: Callable[[], object] = lambda: None
         self.member: Member | None = None
         given = {"nats_url": options.nats_url, "node": options.node, **options.nats_credentials}
         try:
@@ -61,6 +66,7 @@ class Membership:
             settings,
             self.outbox,
             on_mode=self._mode_set,
+            on_retention=self._retention_set,
             inventory=self._inventory,
             truth=truth,
         )
@@ -97,6 +103,18 @@ class Membership:
         if not self.outbox.admit():
             raise OriginRefused("outbox_full", "")
 
+    def fit(self) -> None:
+        """Keep no more than an operator lets this node keep."""
+        if self.member is not None:
+            share = self._settings.host_budget
+            self.member.tier.allow(1.0 if share is None else share)
+
+    def retain_s(self, asked_ms: int) -> float:
+        """For how long a client's wish to have its blocks kept is granted."""
+        most_ms = self._settings.retain_max_ms
+        most_ms = self._options.retain_max_ms if most_ms is None else most_ms
+        return min(asked_ms, most_ms) / 1000
+
     def drop(self, draft: Draft) -> None:
         """See :meth:`Tier.drop`."""
         if self.member is not None:
@@ -122,12 +140,23 @@ class Membership:
         if mode == PAUSED:
             self.on_withdraw("paused")
 
+    def _retention_set(self, settings: RetentionSettings) -> None:
+        self._settings = settings
+        self.on_change()
+
     def _translate(self, item: object) -> Iterable[Out]:
         assert self._book is not None
         return self._book.translate(item)
 
     def _inventory(self) -> list[Retained]:
         return self._book.inventory() if self._book is not None else []
+
+    # --- threads of peers' sessions ---------------------------------------------------------
+
+    def _pin_ended(self, event: PinEnded) -> None:
+        self.outbox.facts(event)
+        if self.member is not None and self.member.tier.over:
+            self.on_change()
 
     # --- inner ------------------------------------------------------------------------------
 
@@ -155,6 +184,7 @@ class Membership:
         self._book = Book(origin.block_tokens, delay=1)
         self.agent.join(member.identity)
         self.member = member
+        self.fit()
         log.info(
             "node %s keeps up to %d blocks of space %s, peers at %s, backends %s",
             self._options.node,

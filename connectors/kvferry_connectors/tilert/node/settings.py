@@ -30,6 +30,8 @@ class NodeOptions:
     space: str = ""
     """The one space whose blocks are kept; empty takes that of the first prompt."""
     host_tier_bytes: int
+    retain_max_ms: int = 600_000
+    """A request may ask for its blocks to be kept for so long at most; 0 lets none ask."""
     within_ms: int = 500
     """How long an answer's end may be held up by copying the generated rows out of the engine."""
     host: str = "127.0.0.1"
@@ -50,6 +52,11 @@ class NodeOptions:
             )
         if not 1 <= self.within_ms <= WITHIN_MS_MAX:
             raise ConfigError(f"--return-within-ms {self.within_ms} is not 1 to {WITHIN_MS_MAX}")
+        if self.retain_max_ms < 0:
+            raise ConfigError(
+                f"--retain-max-ms {self.retain_max_ms}: milliseconds, 0 or more; 0 lets no request "
+                "ask for its blocks to be kept"
+            )
         check_budget(self.host_tier_bytes)
 
     def planes(self) -> Options:

@@ -9,55 +9,23 @@ worth more than a hole at its start, and never a block that somebody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Protocol
 
-
-class HostRun:
-    """A chain of which the first ``len(hashes)`` blocks are kept."""
-
-    __slots__ = ("hashes", "id", "session", "used_s")
-
-    def __init__(self, run_id: str, session: str, now_s: float) -> None:
-        self.id = run_id
-        self.session = session
-        self.hashes: list[bytes] = []
-        self.used_s = now_s
-
-
-class Order(Protocol):
-    """Which runs give way first."""
-
-    def __call__(self, runs: Collection[HostRun], now_s: float) -> Iterable[HostRun]:
-        """``runs``, which come in the order of their last use, the least valuable first."""
-        ...
-
-
-def least_recently_used(runs: Collection[HostRun], now_s: float) -> Iterable[HostRun]:
-    """The order of their last use."""
-    return runs
-
-
-class Taken(NamedTuple):
-    """Slots to copy into, and what gave way for them."""
-
-    slots: list[int]
-    lost: list[bytes]
-    """Chain hashes that are no longer held."""
-    freed: list[int]
-    """The slots that these were in."""
-    runs: set[str]
-    """The runs that lost a block of theirs, or all."""
+from kvferry.node.export.host_runs import HostRun, Order, Taken, least_recently_used
 
 
 class HostTable:
     """Runs of one engine in ``slots`` slots.
 
     Belongs to the engine's scheduler thread; :meth:`present` may be called by any.
+
+    Attributes:
+        budget: so many slots may be in use; all of them unless it is set.
     """
 
     def __init__(self, slots: int, order: Order = least_recently_used) -> None:
+        self.budget = slots
         self._order = order
         self._free = list(range(slots - 1, -1, -1))
         self._holds: list[bytes | None] = [None] * slots
@@ -81,6 +49,11 @@ class HostTable:
     def free(self) -> int:
         """Slots that nobody has."""
         return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Slots that are taken, filled or not. Any thread."""
+        return len(self._holds) - len(self._free)
 
     @property
     def runs(self) -> int:
@@ -122,17 +95,18 @@ class HostTable:
     def take(
         self, count: int, now_s: float, pinned: Callable[[], AbstractSet[int]], sparing: str = ""
     ) -> Taken:
-        """Up to ``count`` slots, free ones first; then runs other than ``sparing`` give way.
+        """Up to ``count`` slots within the budget, free ones first; then runs other than
+        ``sparing`` give way.
 
         ``pinned`` is asked for slots that must stay only if something has to give way. A slot
         that was taken comes back by :meth:`fill` or :meth:`give_back`.
         """
         taken = Taken([], [], [], set())
-        missing = count - len(self._free)
+        missing = count - self._allowed()
         if missing > 0:
             self._make_room(missing, pinned(), now_s, sparing, taken)
-        free, given = self._free, min(count, len(self._free))
-        if given:
+        free, given = self._free, min(count, self._allowed())
+        if given > 0:
             taken.slots[:] = free[: -given - 1 : -1]
             del free[-given:]
         return taken
@@ -169,8 +143,10 @@ class HostTable:
             covered = self._by_tail.pop(chain_hash, None)
             if covered is not None:
                 over.add(covered)
+                old = self._runs[covered]
+                run.retain_until_s = max(run.retain_until_s, old.retain_until_s)
                 # Nothing goes, for the new run has all that the old one had.
-                self._drop(self._runs[covered], Taken([], [], [], set()))
+                self._drop(old, Taken([], [], [], set()))
         self._by_tail[run.hashes[-1]] = run_id
         return run, over
 
@@ -209,6 +185,14 @@ class HostTable:
             self._drop(run, taken)
         return taken
 
+    def fit(self, now_s: float, pinned: Callable[[], AbstractSet[int]]) -> Taken:
+        """Runs give way until no more slots are in use than the budget allows, or none may."""
+        taken = Taken([], [], [], set())
+        over = self.used - self.budget
+        if over > 0:
+            self._make_room(over, pinned(), now_s, "", taken)
+        return taken
+
     def discard(self, hashes: Iterable[bytes]) -> Taken:
         """These blocks are no good: they go, and with them the rest of each run behind them.
 
@@ -231,6 +215,10 @@ class HostTable:
         return self.discard(list(self._slot_of))
 
     # --- inner ------------------------------------------------------------------------------
+
+    def _allowed(self) -> int:
+        """Free slots that the budget lets be taken; negative where it is exceeded."""
+        return min(len(self._free), self.budget - self.used)
 
     def _make_room(
         self, missing: int, pinned: AbstractSet[int], now_s: float, sparing: str, taken: Taken
