@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, find_ledger, open_log
+from kvferry.cli.context import find_ledger, open_log
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.errors import ConfigError
 from kvferry.files import draft

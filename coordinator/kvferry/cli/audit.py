@@ -10,15 +10,9 @@ import typer
 
 from kvferry.cli import guard
 from kvferry.cli.auditview import show
-from kvferry.cli.context import (
-    FileOption,
-    JsonOption,
-    NatsOption,
-    find_ledger,
-    open_ledger,
-    open_log,
-)
+from kvferry.cli.context import find_ledger, open_ledger, open_log
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.cli.ranges import FromOption, ToOption, parse_ends, seqs
 from kvferry.cli.times import Point

@@ -1,4 +1,4 @@
-"""What every command shares: its common options, and a connection within a bound."""
+"""What every command shares: which ledger it talks to, and a connection within a bound."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 
 from kvferry.cli import guard, statefile
+from kvferry.cli.options import DEFAULT_URL
 from kvferry.errors import ConfigError, LedgerUnavailable
 from kvferry.ledger.archive.log import ArchiveLog
 from kvferry.ledger.credentials import Credentials, without_secrets
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import LogPort
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_S = 5.0
 CREDENTIAL_VARIABLES = {
     "KVFERRY_NATS_USER": "user",
@@ -32,31 +30,6 @@ CREDENTIAL_VARIABLES = {
 }
 """Secrets come from the environment: a command's arguments can be read by every user."""
 INBOX_VARIABLE = "KVFERRY_NATS_INBOX_PREFIX"
-
-NatsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nats",
-        envvar="KVFERRY_NATS",
-        metavar="URL",
-        help="The NATS server that keeps the ledger. Without it: the one of a running "
-        f"`kvferry up`, else {DEFAULT_URL}.",
-        show_default=False,
-    ),
-]
-FileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        metavar="FILE",
-        help="Read a file that `kvferry export` wrote, instead of a ledger.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document with stable keys on stdout."),
-]
 
 
 class Target(msgspec.Struct, frozen=True):

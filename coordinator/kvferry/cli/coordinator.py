@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard
-from kvferry.cli.context import NatsOption, Target, connected, find_ledger
+from kvferry.cli.context import Target, connected, find_ledger
+from kvferry.cli.options import NatsOption
 from kvferry.cli.serving import (
     CostOption,
     ReplicaOption,

@@ -10,8 +10,9 @@ import typer
 from typer.core import TyperCommand
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, find_ledger, open_log
+from kvferry.cli.context import find_ledger, open_log
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.points import state_at
 from kvferry.cli.progress import progress
 from kvferry.cli.times import FORMS, Point, parse_point, wall_ms
@@ -35,6 +36,10 @@ class PointsCommand(TyperCommand):
         )
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("diff", cls=PointsCommand)
 @guard.guarded
 def command(
     a: Annotated[

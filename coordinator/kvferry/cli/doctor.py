@@ -13,8 +13,9 @@ from kvferry.cli.checks.beats import beating
 from kvferry.cli.checks.coordinator import check_coordinator, check_record
 from kvferry.cli.checks.finding import FAIL, OK, WARN, Finding, fail, ok
 from kvferry.cli.checks.server import check_server
-from kvferry.cli.context import JsonOption, NatsOption, Target, find_ledger, open_ledger
+from kvferry.cli.context import Target, find_ledger, open_ledger
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.errors import LedgerError
 from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.ports.log import FACTS_STREAM

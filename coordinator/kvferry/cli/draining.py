@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, replicas
-from kvferry.cli.context import JsonOption, NatsOption
+from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.cli.ordering import order
 from kvferry.cli.slotview import standing
 from kvferry.daemon.messages import Answer, Query

@@ -10,10 +10,11 @@ import msgspec
 import typer
 
 from kvferry.cli import guard
-from kvferry.cli.context import FileOption, NatsOption, open_log
+from kvferry.cli.context import open_log
 from kvferry.cli.eventrecord import Record, Wanted, as_document, as_line
 from kvferry.cli.eventstream import Range, last_records, read_ranges
 from kvferry.cli.jsonable import print_line
+from kvferry.cli.options import FileOption, NatsOption
 from kvferry.cli.ranges import parse_ends
 from kvferry.cli.seek import end_seq, start_seq
 from kvferry.cli.times import FORMS, Point

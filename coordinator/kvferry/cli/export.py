@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
+from kvferry.cli.context import open_log
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.cli.ranges import ToOption, parse_ends
 from kvferry.cli.seek import end_seq, start_seq

@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import JsonOption, NatsOption, Target, connected, find_ledger
+from kvferry.cli.context import Target, connected, find_ledger
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.errors import ConfigError
 from kvferry.ledger.archive.log import ArchiveLog

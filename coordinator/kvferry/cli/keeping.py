@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, replicas
-from kvferry.cli.context import JsonOption, NatsOption, find_ledger
+from kvferry.cli.context import find_ledger
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.keepview import print_policy
+from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.cli.ordering import order
 from kvferry.cli.policy import NodeOption, SpaceOption
 from kvferry.cli.quantities import parse_number, parse_share

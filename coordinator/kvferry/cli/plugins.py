@@ -1,19 +1,19 @@
-"""Commands that other packages of the distribution bring: the router and the demo.
+"""Commands that other packages of the distribution bring: the router, the demo, TileRT's node.
 
 The coordinator knows nothing of engines and connectors, so these are found by name in the
 entry-point group ``kvferry.commands``. An entry is a :class:`typer.Typer` application or a plain
-function with Typer's annotations.
+function with Typer's annotations. What stands here hands a command's arguments on to it.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable
 
 import typer
 
 from kvferry.cli import guard, statefile
+from kvferry.cli.lazy import application
 from kvferry.errors import ConfigError
 
 GROUP = "kvferry.commands"
@@ -36,27 +36,27 @@ def load(name: str, extra: str) -> typer.Typer:
             raise ConfigError(
                 f"`kvferry {name}` needs the module {error.name}, which is not installed; {cure}"
             ) from error
-        return found if isinstance(found, typer.Typer) else _application(found)
+        return application(found)
     raise ConfigError(f"`kvferry {name}` is not part of this installation; {cure}")
 
 
-def _application(function: Callable[..., None]) -> typer.Typer:
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(function)
-    return application
-
-
-def passing(name: str, extra: str, summary: str) -> Callable[[typer.Context], None]:
+def passing(name: str, extra: str) -> typer.Typer:
     """A command that hands its arguments to the plugin ``name``."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+    @app.command(name, context_settings=PASS_ON)
     @guard.guarded
     def command(ctx: typer.Context) -> None:
-        application = load(name, extra)
+        plugin = load(name, extra)
         up = statefile.load()
         if up is not None:
             # The plugin knows nothing of our state file, so it learns the ledger this way.
             os.environ.setdefault(NATS_ENV, up.url)
-        application(args=list(ctx.args), prog_name=f"kvferry {name}")
+        plugin(args=list(ctx.args), prog_name=f"kvferry {name}")
 
-    command.__doc__ = summary
-    return command
+    return app
+
+
+router = passing("router", "router")
+demo = passing("demo", "embedded,router")
+tilert_node = passing("tilert-node", "tilert")

