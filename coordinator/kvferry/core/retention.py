@@ -89,6 +89,7 @@ class Retention:
         for old in older:
             chain.turns = max(chain.turns, old.turns + 1)
             chain.retain_until_s = max(chain.retain_until_s, old.retain_until_s)
+        chain.retain_until_s = self.rules.retained_until_s(now_s, chain.retain_until_s)
         self._to_cache(chain, memory)
         why = self._why_at_once(now_s, chain, memory, goes_on=any(o.tier == HBM for o in older))
         actions = self._lease(now_s, chain, memory, why, pinned, from_free=False) if why else []
@@ -184,7 +185,8 @@ class Retention:
 
     def _used_again(self, now_s: float, known: Chain, again: Chain) -> list[Action]:
         known.ended_s, known.turns = again.ended_s, max(known.turns, again.turns)
-        known.retain_until_s = max(known.retain_until_s, again.retain_until_s)
+        asked_s = self.rules.retained_until_s(now_s, again.retain_until_s)
+        known.retain_until_s = max(known.retain_until_s, asked_s)
         if again.awaited:
             known.awaited, known.copies = True, 0
         ttl_ms = self._ttl_ms(now_s, known)
@@ -294,6 +296,5 @@ class Retention:
 
     def _ttl_ms(self, now_s: float, chain: Chain) -> int:
         asked_ms = int((chain.retain_until_s - now_s) * 1000)
-        if asked_ms > 0 and not chain.awaited:
-            return min(asked_ms, self.rules.retain_max_ms)
-        return self.rules.lease_ms
+        asked = asked_ms > 0 and not chain.awaited
+        return min(asked_ms, self.rules.retain_max_ms) if asked else self.rules.lease_ms

@@ -24,6 +24,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     displace_ratio: float = 1.25
     """A lease is ended for another chain only if that is worth so many times more."""
 
+    def retained_until_s(self, now_s: float, asked_until_s: float) -> float:
+        """Until when a request has its chain kept that asks for it until then. What is over the
+        bound must not stay asked for: its lease would be renewed again and again."""
+        return min(asked_until_s, now_s + self.retain_max_ms / 1000)
+
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """What may be kept at most, in blocks."""

@@ -130,6 +130,20 @@ def test_what_a_client_asks_for_is_kept_and_ends_with_its_session() -> None:
     assert node.until(300) == []
 
 
+def test_no_request_has_its_chain_kept_for_longer_than_an_operator_lets_it() -> None:
+    """What is beyond the bound is not asked for any more: no lease is renewed because of it."""
+    node = Node(per_s=0.0, retain_max_ms=20_000)
+    assert node.finishes("a", 10, session="s", retain_until_s=120.0) == ["lease a (retain) 20s"]
+    assert node.until(120.0) == ["20s end a (expired)"]
+    node.finishes("b", 10, session="t", retain_until_s=125.0)
+    assert node.until(122.0) == []
+    assert node.finishes("b", 10, session="t", retain_until_s=900.0) == ["renew b (retain) 20s"]
+    assert node.until(200.0) == ["142s end b (expired)"]
+    none = Node(per_s=0.0, retain_max_ms=0)
+    assert none.finishes("a", 10, session="s", retain_until_s=120.0) == []
+    assert none.until(130.0) == []
+
+
 def test_running_requests_come_first() -> None:
     node = Node(per_s=5.0)
     node.finishes("cheap", 10, awaited=True)
