@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
+import msgspec
 import typer
 
 from kvferry.cli import guard, replicas
@@ -12,6 +14,7 @@ from kvferry.cli.checks import local, nodes
 from kvferry.cli.checks.beats import beating
 from kvferry.cli.checks.coordinator import check_coordinator, check_record
 from kvferry.cli.checks.finding import FAIL, OK, WARN, Finding, fail, ok
+from kvferry.cli.checks.keeping import check_keeping, in_force_by_node
 from kvferry.cli.checks.server import check_server
 from kvferry.cli.context import Target, find_ledger, open_ledger
 from kvferry.cli.jsonable import print_document
@@ -21,6 +24,17 @@ from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.ports.log import FACTS_STREAM
 from kvferry.replay.fold import fold_to
 
+
+class Examined(msgspec.Struct):
+    """What was found."""
+
+    findings: list[Finding]
+    reached: bool = False
+    """The ledger answered."""
+    keeps: dict[str, Any] = {}
+    """By space and node how each keeps."""
+
+
 COLOURS = {OK: typer.colors.GREEN, WARN: typer.colors.YELLOW, FAIL: typer.colors.RED}
 
 
@@ -28,7 +42,8 @@ COLOURS = {OK: typer.colors.GREEN, WARN: typer.colors.YELLOW, FAIL: typer.colors
 def command(nats: NatsOption = None, as_json: JsonOption = False) -> None:
     """Check the ledger, the coordinator, the engines and this machine.
 
-    Says of each whether it is ok, and if not what to do. Ends with code 1 when a check fails,
+    Says of each whether it is ok, and if not what to do; and which retention settings are in
+    force on each engine (`kvferry policy` sets them). Ends with code 1 when a check fails,
     with code 3 when the ledger cannot be reached.
 
     Examples:
@@ -38,11 +53,18 @@ def command(nats: NatsOption = None, as_json: JsonOption = False) -> None:
       kvferry doctor --nats nats://10.0.0.7:4222 --json
     """
     target = find_ledger(nats)
-    findings, reached = guard.run(_examine(target))
+    found = guard.run(_examine(target))
+    findings, reached = found.findings, found.reached
     levels = Counter(one.level for one in findings)
     if as_json:
         print_document(
-            {"url": target.shown, "ok": not levels[FAIL], "levels": levels, "checks": findings}
+            {
+                "url": target.shown,
+                "ok": not levels[FAIL],
+                "levels": levels,
+                "checks": findings,
+                "keeps": found.keeps,
+            }
         )
     else:
         _print(findings, levels)
@@ -52,22 +74,24 @@ def command(nats: NatsOption = None, as_json: JsonOption = False) -> None:
         raise typer.Exit(guard.TROUBLE)
 
 
-async def _examine(target: Target) -> tuple[list[Finding], bool]:
-    findings = [local.check_key(local.key_file())]
+async def _examine(target: Target) -> Examined:
+    found = Examined([local.check_key(local.key_file())])
+    findings = found.findings
     try:
         async with open_ledger(target) as ledger:
             findings.append(ok("nats", f"{target.shown} answers (from {target.origin})"))
             findings += await check_server(ledger)
             if not any(one.level == FAIL and one.check != "key file" for one in findings):
-                findings += await _examine_ledger(ledger)
+                await _examine_ledger(ledger, found)
     except LedgerError as error:
         text, _, cure = str(error).partition("\ncure: ")
         findings.append(fail("nats", text, cure or target.cure))
-        return findings, False
-    return findings, True
+        return found
+    found.reached = True
+    return found
 
 
-async def _examine_ledger(ledger: JetStreamLedger) -> list[Finding]:
+async def _examine_ledger(ledger: JetStreamLedger, found: Examined) -> None:
     last = (await ledger.bounds(FACTS_STREAM)).last
     state = await fold_to(ledger)
     here = nodes.joined(state)
@@ -76,12 +100,15 @@ async def _examine_ledger(ledger: JetStreamLedger) -> list[Finding]:
         beating(ledger, {(node.name, node.incarnation) for node in here}),
         local.check_peers((node.name, node.address) for node in here),
     )
-    findings = check_coordinator(coordinators, last)
-    findings += nodes.check_nodes(state, beats)
-    findings += nodes.check_spaces(state)
-    findings += peers
-    findings += check_record(state)
-    return findings
+    found.findings += [
+        *check_coordinator(coordinators, last),
+        *nodes.check_nodes(state, beats),
+        *nodes.check_spaces(state),
+        *check_keeping(state),
+        *peers,
+        *check_record(state),
+    ]
+    found.keeps = in_force_by_node(state)
 
 
 def _print(findings: list[Finding], levels: Counter[str]) -> None:

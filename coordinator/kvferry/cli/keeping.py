@@ -9,7 +9,7 @@ import typer
 from kvferry.cli import guard, replicas
 from kvferry.cli.context import find_ledger
 from kvferry.cli.jsonable import print_document
-from kvferry.cli.keepview import print_policy
+from kvferry.cli.keepview import FLAGS, print_policy
 from kvferry.cli.options import JsonOption, NatsOption
 from kvferry.cli.ordering import order
 from kvferry.cli.policy import NodeOption, SpaceOption
@@ -107,19 +107,19 @@ def command(
     """
     given: dict[str, float] = {}
     unset: list[str] = []
-    for name, option, text in (
-        ("lease_ms", "--ttl", ttl),
-        ("retain_max_ms", "--retain-max", retain_max),
-        ("lease_budget", "--lease-budget", lease_budget),
-        ("free_watermark", "--free-watermark", free_watermark),
-        ("host_budget", "--host-budget", host_budget),
+    for name, text in (
+        ("lease_ms", ttl),
+        ("retain_max_ms", retain_max),
+        ("lease_budget", lease_budget),
+        ("free_watermark", free_watermark),
+        ("host_budget", host_budget),
     ):
         if text is None:
             continue
         if text.strip().lower() == DEFAULT:
             unset.append(name)
         else:
-            given[name] = _value(name, option, text)
+            given[name] = _value(name, FLAGS[name], text)
     if given or unset:
         query = Query(
             verb="keep",

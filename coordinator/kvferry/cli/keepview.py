@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,14 @@ from kvferry.cli import render
 from kvferry.core.retention_settings import RetentionSettings, in_words
 
 Document = dict[str, Any]
+FLAGS = {
+    "lease_ms": "--ttl",
+    "retain_max_ms": "--retain-max",
+    "lease_budget": "--lease-budget",
+    "free_watermark": "--free-watermark",
+    "host_budget": "--host-budget",
+}
+"""The settings, and the option of `kvferry policy` that sets each."""
 COLUMNS = {
     "lease_ms": "lease lasts",
     "lease_budget": "leased at most",
@@ -18,6 +27,7 @@ COLUMNS = {
     "host_budget": "host tier",
 }
 SET = " *"
+NAMES_SHOWN_MAX = 6
 
 
 def print_keeps(space: Document) -> None:
@@ -44,6 +54,42 @@ def print_policy(name: str, space: Document) -> None:
             f"{', '.join(unsaid)}: older, and does not say how it was started; the connector's "
             "defaults are shown"
         )
+
+
+def in_force(now: Document, blocks: int, host_blocks: int) -> str:
+    """How a node keeps, in a sentence, and by whose word.
+
+    Args:
+        now: what :func:`kvferry.replay.retained.keeps` says.
+        blocks: of the node's pool; 0 for a node that has a host tier only.
+        host_blocks: of its host tier; 0 for none.
+    """
+    settings = RetentionSettings(
+        lease_ms=now["lease_ms"] if blocks else None,
+        retain_max_ms=now["retain_max_ms"],
+        lease_budget=_share(now["lease_blocks"], blocks),
+        free_watermark=_share(now["watermark_blocks"], blocks),
+        host_budget=_share(now["host_blocks"], host_blocks),
+    )
+    told = in_words(settings)
+    if not now["said"]:
+        told += "; older, and does not say how it was started: the connector's defaults"
+    if now["set"]:
+        return f"{told}; set by `kvferry policy`: {', '.join(FLAGS[one] for one in now['set'])}"
+    return f"{told}; all as started"
+
+
+def names(nodes: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = len(nodes) - NAMES_SHOWN_MAX
+    return ", ".join(nodes[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _share(some: int, of: int) -> float | None:
+    """A share as it was probably given, for whole blocks make 9.96 % of 10 %; None of nothing."""
+    if not of:
+        return None
+    return round(some / of, 3) or some / of
 
 
 def _row(node: Document) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from kvferry.cli import render
 from kvferry.cli.changeview import plain
 from kvferry.cli.grid import grid
 from kvferry.cli.times import clock, duration
+from kvferry.cli.topkeeps import keeps_table
 from kvferry.cli.topslots import slot_table
 from kvferry.replay.live.rows import Frame, LinkRow, NodeRow, SpaceFrame, Use, Window
 
@@ -114,7 +115,8 @@ def _space(space: SpaceFrame) -> list[RenderableType]:
             f"{one.cause} {render.number(one.lately)}" for one in lately[:MISSES_SHOWN_MAX]
         )
         parts.append(_line(f"misses of the last 5 min by cause: {said}", ""))
-    return parts
+    kept = keeps_table(space)
+    return parts if kept is None else [*parts, kept]
 
 
 def _nodes(space: SpaceFrame) -> Table:

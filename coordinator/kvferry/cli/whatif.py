@@ -44,6 +44,25 @@ def command(
             show_default=False,
         ),
     ] = None,
+    free_watermark: Annotated[
+        str | None,
+        typer.Option(
+            "--free-watermark",
+            metavar="SHARE",
+            help="Leases end while fewer blocks than this share of the pool are free.",
+            show_default=False,
+        ),
+    ] = None,
+    retain_max: Annotated[
+        str | None,
+        typer.Option(
+            "--retain-max",
+            metavar="SECONDS",
+            help="For how long a request may have its blocks leased at most (the connector's "
+            "retain_max_ms); 0 lets none ask.",
+            show_default=False,
+        ),
+    ] = None,
     pool: Annotated[
         str | None,
         typer.Option(
@@ -140,7 +159,7 @@ def command(
 
     Examples:
 
-      kvferry whatif --ttl 120
+      kvferry whatif --ttl 120 --free-watermark 2% --retain-max 60
 
       kvferry whatif --host-tier 64GB --lease-budget 20% --file monday.kvf --json
 
@@ -151,6 +170,8 @@ def command(
     policy = parse_policy(
         ttl=ttl,
         lease_budget=lease_budget,
+        free_watermark=free_watermark,
+        retain_max=retain_max,
         pool=pool,
         host_tier=host_tier,
         threshold=threshold,

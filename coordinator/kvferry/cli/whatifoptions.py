@@ -25,6 +25,8 @@ def parse_policy(
     *,
     ttl: str | None = None,
     lease_budget: str | None = None,
+    free_watermark: str | None = None,
+    retain_max: str | None = None,
     pool: str | None = None,
     host_tier: str | None = None,
     threshold: str | None = None,
@@ -42,12 +44,10 @@ def parse_policy(
         raise ConfigError(f"--recorded-cost {recorded_cost!r}: use learned or off")
     factor, links = _links(link_rates)
     return Policy(
-        ttl_s=parse_number("--ttl", ttl, KEEP_MS_MAX / 1_000, "seconds")
-        if ttl is not None
-        else None,
-        lease_budget=parse_share("--lease-budget", lease_budget, SHARE_MAX, "a pool")
-        if lease_budget is not None
-        else None,
+        ttl_s=_seconds("--ttl", ttl),
+        lease_budget=_share("--lease-budget", lease_budget),
+        free_watermark=_share("--free-watermark", free_watermark),
+        retain_max_s=_seconds("--retain-max", retain_max),
         pool=_factor("--pool", pool) if pool is not None else 1.0,
         host_tier_bytes=_bytes(host_tier) if host_tier is not None else None,
         threshold_ms=(
@@ -69,6 +69,16 @@ def parse_policy(
         ),
         weighed=recorded_cost == "learned",
     )
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    return parse_number(option, text, KEEP_MS_MAX / 1_000, "seconds")
+
+
+def _share(option: str, text: str | None) -> float | None:
+    return parse_share(option, text, SHARE_MAX, "a pool") if text is not None else None
 
 
 def _links(texts: Sequence[str]) -> tuple[float, dict[str, float]]:

@@ -8,14 +8,17 @@ from kvferry.core.events import (
     COORD,
     FACTS,
     AnyEvent,
+    LeaderElected,
     NodeJoined,
     PinEnded,
+    PolicySet,
     Produced,
     Requested,
     RequestEnded,
     Retained,
     Transferred,
 )
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.ids import short_hashes
 from kvferry.ledger.codec import encode
 from kvferry.ledger.subjects import lane_subject
@@ -133,3 +136,14 @@ async def converse(log: LogPort, *, address: str = "127.0.0.1:9") -> tuple[Write
     )  # fmt: skip
     await p.write(Produced(request=REQUEST, start=8, count=1, tail=bytes([9]) * 32), lane=BLOCKS)
     return p, d
+
+
+async def keep_otherwise(log: LogPort) -> None:
+    """An operator sets how all nodes keep, and that D leases nothing."""
+    whole, own = RetentionSettings(free_watermark=0.2), RetentionSettings(lease_budget=0.0)
+    await Writer(log, "c-1").write(
+        LeaderElected(term=1, replica="c-1"),
+        PolicySet(term=1, version=1, mode="on", retention=whole),
+        PolicySet(term=1, version=2, mode="on", node="d0", retention=own),
+        lane=COORD,
+    )

@@ -192,7 +192,13 @@ def test_doctor_finds_nothing_wrong_here() -> None:
     for node in ("p0", "d0"):
         assert (levels[f"node {node}"], levels[f"peer {node}"]) == ("ok", "ok")
     assert levels[f"space {SPACE}"] == "ok"
-    assert "0 failed" in run("doctor")
+    assert {"p0", "d0"} <= found["keeps"][SPACE].keys()
+    assert found["keeps"][SPACE] == {
+        one["name"]: one["keeps"] for one in document("status")["spaces"][SPACE]["nodes"]
+    }
+    text = run("doctor")
+    assert "0 failed" in text
+    assert "retention of d0, p0: leases last 30 s" in text
 
 
 def test_doctor_fails_with_a_key_that_others_can_read(tmp_path: Path) -> None:

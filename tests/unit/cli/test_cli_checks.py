@@ -7,13 +7,21 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.support import COMPONENTS, OTHER_SPACE, SPACE, Writer, converse
+from tests.unit.cli.support import (
+    COMPONENTS,
+    OTHER_SPACE,
+    SPACE,
+    Writer,
+    converse,
+    keep_otherwise,
+)
 
 from kvferry.cli.checks import beats as beats_module
 from kvferry.cli.checks import local, nodes
 from kvferry.cli.checks.beats import beating
 from kvferry.cli.checks.coordinator import check_coordinator, check_record
 from kvferry.cli.checks.finding import FAIL, OK, WARN, Finding
+from kvferry.cli.checks.keeping import check_keeping, in_force_by_node
 from kvferry.core.events import COORD, LeaderElected, NodeClosed, NodeLeft
 from kvferry.core.messages import Announce, Heartbeat, encode, heartbeat_subject
 from kvferry.core.state import State
@@ -53,6 +61,33 @@ async def test_a_nodes_own_warning_is_shown_with_its_cure() -> None:
     await Writer(log, "p0").join(warnings=("prefix caching is off: x; start it with --on",))
     found = nodes.check_nodes(await fold_to(log), {"p0"})
     assert found[1] == Finding("node p0", WARN, "prefix caching is off: x", "start it with --on")
+
+
+async def test_retention_settings_in_force_are_said_of_nodes_that_keep_alike() -> None:
+    log = MemoryLog()
+    _, d = await converse(log)
+    (found,) = check_keeping(await fold_to(log))
+    assert (found.check, found.level) == ("retention of d0, p0", OK)
+    started = (
+        "leases last 30 s, a request may ask for 600 s, leases hold at most 10 % of the pool, "
+        "leases end while less than 4.9 % of the pool is free; older, and does not say how it was "
+        "started: the connector's defaults"
+    )
+    assert found.text == f"{started}; all as started"
+    await keep_otherwise(log)
+    state = await fold_to(log)
+    said = {one.check: one.text for one in check_keeping(state)}
+    assert said["retention of d0"].startswith("nothing is leased, a request may ask for 600 s, ")
+    assert said["retention of d0"].endswith(
+        "set by `kvferry policy`: --free-watermark, --lease-budget"
+    )
+    assert "less than 19.9 % of the pool is free" in said["retention of p0"]
+    assert said["retention of p0"].endswith("set by `kvferry policy`: --free-watermark")
+    (keeps,) = in_force_by_node(state).values()
+    assert {name: one["lease_blocks"] for name, one in keeps.items()} == {"d0": 0, "p0": 51}
+    await d.write(NodeClosed(incarnation=d.incarnation))
+    assert [one.check for one in check_keeping(await fold_to(log))] == ["retention of p0"]
+    assert check_keeping(State()) == []
 
 
 async def test_two_spaces_of_one_model_name_what_differs_with_both_values_and_the_cure() -> None:

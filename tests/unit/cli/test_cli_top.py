@@ -20,6 +20,7 @@ def test_one_frame_is_printed_where_nobody_watches(up: Up) -> None:
     assert f"space {SPACE}" in result.stdout
     assert "leads, term" in result.stdout
     assert "p0 (prefill)" in result.stdout
+    assert "lease lasts" in result.stdout
     assert "\x1b" not in result.stdout
 
 
@@ -33,6 +34,7 @@ def test_one_frame_is_one_document(up: Up) -> None:
     nodes = {one["node"]: one for one in space["nodes"]}
     assert nodes["d0"]["cache"] == {"runs": 1, "blocks": 8}
     assert nodes["p0"]["cache"] == {"runs": 0, "blocks": 0}
+    assert nodes["p0"]["keeps"]["lease_ms"] == 30_000
     assert {one["cause"]: one["total"] for one in space["misses"]} == {"nothing_held": 1}
     assert [one["span_s"] for one in space["windows"]] == [10, 60, 300]
 

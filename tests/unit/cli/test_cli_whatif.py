@@ -84,6 +84,8 @@ def test_too_few_reproduced_decisions_refuse_the_comparison(ledger_file: Path) -
         (("--from", "99"), "its facts are messages 1 to"),
         (("--to", "0"), "its facts are messages 1 to"),
         (("--ttl", "soon"), "use seconds"),
+        (("--free-watermark", "95%"), "--free-watermark '95%' is no share of a pool"),
+        (("--retain-max", "-1"), "--retain-max '-1': use seconds"),
         (("--host-tier", "much"), "--host-tier 'much'"),
     ],
 )

@@ -115,9 +115,11 @@ class Ledger:
         took_s: float = 0.5,
         leaves: bool = True,
         read_ms: float = 0.0,
+        retain_ms: int = 0,
         **asked: object,
     ) -> int:
-        """One request: ``prompt``, ``local`` and ``pulled`` in blocks. The last message so far."""
+        """One request: ``prompt``, ``local`` and ``pulled`` in blocks; its client was granted a
+        lease of ``retain_ms``. The last message so far."""
         self._count += 1
         request, hashes = f"r{self._count}", chain(talk, prompt + ANSWER)
         transfer = f"{node}.{self._count}" if pulled else ""
@@ -176,7 +178,11 @@ class Ledger:
             request=request,
             session=talk,
         )
-        return await self.write(node, *((left, ended) if leaves else (ended,)))
+        kept = msgspec.structs.replace(
+            left, offer=f"{left.offer}L1", tier="hbm", ttl_ms=retain_ms, why="retain"
+        )
+        facts = (left, *((kept,) if retain_ms else ()), ended) if leaves else (ended,)
+        return await self.write(node, *facts)
 
     async def crowd(self, node: str, talks: int, turns: int, gap_s: float = 1.0) -> None:
         """More conversations at a time than the node's pool holds: all is computed always."""

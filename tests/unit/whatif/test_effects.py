@@ -34,6 +34,8 @@ async def crowded(**said: int) -> Ledger:
         (Policy(lease_budget=0.8), True),
         (Policy(lease_budget=0.8, ttl_s=0.0), False),
         (Policy(ttl_s=300.0), False),
+        (Policy(lease_budget=0.8, free_watermark=0.05), True),
+        (Policy(lease_budget=0.8, free_watermark=0.8), False),
     ],
     ids=[
         "nothing",
@@ -44,6 +46,8 @@ async def crowded(**said: int) -> Ledger:
         "leases",
         "leases-of-no-time",
         "longer-leases-within-no-budget",
+        "leases-and-some-room",
+        "leases-with-no-room",
     ],
 )
 async def test_memory_decides_what_is_computed_again(policy: Policy, less: bool) -> None:
@@ -103,6 +107,34 @@ async def test_a_budget_that_was_taken_away_in_between_ends_its_leases() -> None
     assert never is not None
     assert always is not None
     assert always.forecast < always.was == never.was < never.forecast
+
+
+@pytest.mark.parametrize(("share", "less"), [(0.05, True), (0.8, False)])
+async def test_a_watermark_that_was_in_the_way_of_leases(share: float, less: bool) -> None:
+    ledger = await crowded(lease_blocks=51, watermark_blocks=51)
+    again = (await ledger.ask(Policy(free_watermark=share))).recomputed_tokens
+    assert again is not None
+    assert (again.forecast < again.was) is less, again
+
+
+@pytest.mark.parametrize(
+    ("retain_max_s", "lost"), [(0.0, True), (3.0, True), (30.0, False), (900.0, False)]
+)
+async def test_what_clients_may_ask_for(retain_max_s: float, lost: bool) -> None:
+    """A client had its chain kept for a minute, beside others that fill the pool, and came back
+    after some ten seconds. Leases of a moment keep nothing that nobody asked for."""
+    ledger = Ledger()
+    await ledger.join("e0", lease_blocks=40, lease_ms=1)
+    await ledger.turn("e0", "asks", FIRST, retain_ms=60_000)
+    await ledger.crowd("e0", TALKS, 1)
+    await ledger.turn("e0", "asks", FIRST + GROWS, local=FIRST + ANSWER)
+    report = await ledger.ask(Policy(retain_max_s=retain_max_s))
+    again = report.recomputed_tokens
+    assert again is not None
+    assert again.was == 0
+    assert again.forecast == ((FIRST + ANSWER) * BLOCK if lost else 0), again
+    assert any("--retain-max" in told for told in report.assumptions)
+    assert not any("--retain-max" in told for told in (await ledger.ask()).assumptions)
 
 
 async def test_a_pool_for_all_computes_only_what_is_new() -> None:

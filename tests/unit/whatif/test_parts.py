@@ -21,6 +21,8 @@ def test_options_make_a_policy() -> None:
     policy = parse_policy(
         ttl="120",
         lease_budget="20%",
+        free_watermark="2%",
+        retain_max="0",
         pool="0.5x",
         host_tier="64GB",
         threshold="5",
@@ -32,6 +34,8 @@ def test_options_make_a_policy() -> None:
     assert policy == Policy(
         ttl_s=120.0,
         lease_budget=0.2,
+        free_watermark=0.02,
+        retain_max_s=0.0,
         pool=0.5,
         host_tier_bytes=64 * 10**9,
         threshold_ms=5.0,
@@ -55,6 +59,9 @@ def test_options_make_a_policy() -> None:
         ("ttl", "nan", "--ttl 'nan'"),
         ("lease_budget", "95%", "from 0 to 90%"),
         ("lease_budget", "lots", "write 0.2 or 20%"),
+        ("free_watermark", "1", "--free-watermark '1' is no share of a pool"),
+        ("free_watermark", "half", "write 0.2 or 20%, from 0 to 90%"),
+        ("retain_max", "long", "--retain-max 'long': use seconds from 0 to 604,800"),
         ("pool", "2", "write it as 0.5x or 2x"),
         ("host_tier", "64 apples", "or off"),
         ("threshold", "-3", "milliseconds"),

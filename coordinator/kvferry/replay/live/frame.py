@@ -20,6 +20,7 @@ from kvferry.replay.live.rows import (
     Use,
     Window,
 )
+from kvferry.replay.retained import keeps
 
 MISSES_MAX = 8
 LINKS_MAX = 20
@@ -59,6 +60,8 @@ def _space(name: str, space: SpaceState, recent: Recent, around: Around) -> Spac
         mode=space.mode,
         leader=space.leader,
         term=space.term,
+        retention=space.retention.given(),
+        retentions={node: own.given() for node, own in sorted(space.retentions.items())},
         nodes=_nodes(name, space, moving, around),
         windows=tuple(_window(span, sums[span], around) for span in SPANS_S),
         moving_total=len(moving),
@@ -94,6 +97,7 @@ def _nodes(
             host=uses.get((node.name, "host"), Use()),
             receives=sum(one.target == node.name for one in moving),
             sends=sum(one.source == node.name for one in moving),
+            keeps=keeps(space, node),
         )
 
     return tuple(row(space.nodes[node]) for node in sorted(space.nodes))

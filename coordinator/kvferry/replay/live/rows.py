@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -31,6 +33,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """Open transfers to it."""
     sends: int
     """Open transfers from it."""
+    keeps: dict[str, Any]
+    """How it keeps under what is set: :func:`kvferry.replay.retained.keeps`."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +99,10 @@ class SpaceFrame(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     leader: str
     term: int
+    retention: dict[str, int | float]
+    """What an operator has set of how nodes keep, by the names of the connector's options."""
+    retentions: dict[str, dict[str, int | float]]
+    """The same of single nodes, by name."""
     nodes: tuple[NodeRow, ...]
     windows: tuple[Window, ...]
     moving_total: int

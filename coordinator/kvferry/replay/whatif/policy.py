@@ -32,6 +32,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ttl_s: how long a lease lasts.
         lease_budget: share of each pool that leases may hold.
+        free_watermark: leases end while less than this share of a pool is free.
+        retain_max_s: a request may ask for so long a lease at most.
         pool: size of each pool, relative to what it is.
         host_tier_bytes: host memory of each node; 0 for none.
         threshold_ms: a pull must be thought to save so much.
@@ -43,6 +45,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     ttl_s: float | None = None
     lease_budget: float | None = None
+    free_watermark: float | None = None
+    retain_max_s: float | None = None
     pool: float = 1.0
     host_tier_bytes: int | None = None
     threshold_ms: float = 0.0
@@ -76,10 +80,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         lease = round(said.lease_blocks * scale)
         if self.lease_budget is not None:
             lease = int(blocks * self.lease_budget)
+        watermark = round(said.watermark_blocks * scale)
+        if self.free_watermark is not None:
+            watermark = int(blocks * self.free_watermark)
         rules, host, least = said.rules, said.host_blocks, said.min_pull_tokens
         if self.ttl_s is not None:
             rules = msgspec.structs.replace(rules, lease_ms=max(1, round(self.ttl_s * 1_000)))
             lease = lease if self.ttl_s > 0 else 0
+        if self.retain_max_s is not None:
+            rules = msgspec.structs.replace(rules, retain_max_ms=round(self.retain_max_s * 1_000))
         if self.host_tier_bytes is not None:
             host = self.host_tier_bytes // block_bytes if block_bytes > 0 else 0
         if self.min_pull_tokens is not None:
@@ -87,7 +96,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Keeping(
             blocks=blocks,
             lease_blocks=lease,
-            watermark_blocks=round(said.watermark_blocks * scale),
+            watermark_blocks=watermark,
             host_blocks=host,
             rules=rules,
             min_pull_tokens=least,

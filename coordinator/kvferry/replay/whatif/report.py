@@ -189,6 +189,11 @@ def assumptions(done: Pass, policy: Policy) -> list[str]:
             "some nodes do not say how they keep (they are older, or joined before the range): "
             "10 % of the pool for leases of 30 s and a watermark of 5 % are taken for them"
         )
+    if policy.retain_max_s is not None:
+        told.append(
+            "of what clients asked to have kept the ledger knows what was granted: more than the "
+            "recorded policy let them have (its --retain-max) cannot be forecast"
+        )
     if policy.extra_decode:
         told.append(
             f"{policy.extra_decode} more decode nodes of the same kind get an even share of "
