@@ -6,7 +6,7 @@ engines; the two batches of a round have prompts of the same lengths in the same
 that never repeat. vLLM's own fixed retention of 480 s stops a decode engine for minutes under such
 a load. Prints one JSON object: the ratio of turns per second, on to off, as the median over all
 rounds with a 95 % bootstrap interval; the slowest turn; who waited for whose blocks; what leases
-were for and how they ended; where the prefill engine's prompt tokens came from; and for each turn
+were for and how they ended; where each engine's prompt tokens came from; and for each turn
 the microseconds of CPU that each engine's own thread spent on leases, and kvferry's threads on
 everything.
 
@@ -29,10 +29,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.bench.crowd import Crowd, Seen, spread_lengths
+from tests.bench.crowd import SOURCES, Crowd, Seen, spread_lengths
 from tests.bench.intervals import ratio
 from tests.e2e.conftest import BLOCK, KEY, joined
 from tests.e2e.engine import EngineProcess
@@ -174,8 +175,7 @@ def counted(engines: list[EngineProcess]) -> Counter[str]:
 
 def told(seen: list[Seen], counts: Counter[str]) -> dict[str, Any]:
     """One arm."""
-    tokens = {source: sum(one.tokens[source] for one in seen) for source in seen[0].tokens}
-    whole, turns = sum(tokens.values()), sum(one.turns for one in seen)
+    turns = sum(one.turns for one in seen)
     return {
         "turns_per_s": round(turns / sum(one.took_s for one in seen), 3),
         "slowest_turn_s": round(max(one.slowest_s for one in seen), 3),
@@ -185,8 +185,15 @@ def told(seen: list[Seen], counts: Counter[str]) -> dict[str, Any]:
             for what, count in counts.items()
             if what.endswith("_us")
         },
-        "tokens": {source: round(count / whole, 4) for source, count in tokens.items()},
+        "p0_tokens": shares(one.prefill for one in seen),
+        "d0_tokens": shares(one.decode for one in seen),
     }
+
+
+def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
+    """Of all prompt tokens, by where they came from."""
+    whole: Counter[str] = sum(counts, Counter())
+    return {source: round(whole[source] / whole.total(), 4) for source in SOURCES}
 
 
 def two_of(kind: type) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from tests.e2e.engine import Answer, EngineProcess
 
 POLL_S = 0.002
+SOURCES = ("local", "pulled", "computed")
 STALL_S = 60.0
 """No turn ends for so long: the crowd stands still."""
 
@@ -35,8 +36,15 @@ class Seen:
     turns: int = 0
     took_s: float = 0.0
     slowest_s: float = 0.0
-    tokens: dict[str, int] = field(default_factory=lambda: {"local": 0, "pulled": 0, "computed": 0})
+    prefill: Counter[str] = field(default_factory=Counter)
     """Prompt tokens on the prefill engine by where they came from."""
+    decode: Counter[str] = field(default_factory=Counter)
+    """The same on the decode engine."""
+
+
+def by_source(said: Answer) -> dict[str, int]:
+    """Where an engine had a request's prompt tokens from."""
+    return {source: int(said.report[source]) for source in SOURCES}
 
 
 def spread_lengths(count: int, prompt: tuple[int, int], draw: random.Random) -> list[int]:
@@ -83,13 +91,13 @@ class Crowd:
                 self._add(self._prefill, talk, 1)
             for name, said in self._prefill.answers(POLL_S).items():
                 talk = under_way[name]
-                for source in seen.tokens:
-                    seen.tokens[source] += int(said.report[source])
+                seen.prefill.update(by_source(said))
                 talk.hint = said.hint
                 self._add(self._decode, talk, answer)
             for name, said in self._decode.answers(POLL_S).items():
                 talk = under_way.pop(name)
                 last = time.perf_counter()
+                seen.decode.update(by_source(said))
                 seen.turns += 1
                 seen.slowest_s = max(seen.slowest_s, last - talk.began)
                 if self._goes_on(talk, said):
