@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,3 +28,31 @@ def convert_options(backend: str, options: Mapping[str, object], shape: type[Opt
         return msgspec.convert(dict(options), shape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{backend} backend: {error}") from error
+
+
+def parse_assigned(flag: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``tcp.connections=4`` as ``{"tcp": {"connections": 4}}``; values are JSON, or plain text.
+
+    Args:
+        flag: of the command line, for the error's text.
+
+    Raises:
+        ConfigError: one is not BACKEND.OPTION=VALUE.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        name, dot, option = path.partition(".")
+        if not (equals and dot and name and option):
+            raise ConfigError(
+                f"{flag} {text!r} is not BACKEND.OPTION=VALUE, as in tcp.connections=4"
+            )
+        found.setdefault(name, {})[option] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

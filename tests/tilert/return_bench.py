@@ -113,7 +113,7 @@ def started(plane: Plane, decode_node: StartNode, form: RowFormat) -> Bench:
         model=PROFILE.name,
         dtype="fp8_ds_mla" if form is FP8_DS_MLA else "bfloat16",
         keep=(
-            *("--node", name, "--nats", plane.url, "--key", KEY, "--backend", "tcp"),
+            *("--node", name, "--nats", plane.url, "--key", KEY, "--backends", "tcp"),
             *("--host-tier-bytes", str(SLOTS * block_bytes), "--return-within-ms", "6000"),
             *("--engine", "tests.tilert.playback:make"),
         ),

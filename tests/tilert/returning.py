@@ -165,7 +165,10 @@ def drawn(turn: Turn, seed: int) -> list[Any]:
 class Peer:
     """A node of the space that pulls by TCP, as an engine's worker does."""
 
-    def __init__(self, facts: SpaceFacts, pages: Sequence[Any], name: str = "p0") -> None:
+    def __init__(
+        self, facts: SpaceFacts, pages: Sequence[Any], name: str = "p0", **tcp: object
+    ) -> None:
+        """``tcp`` are options of its data plane."""
         identity = PeerIdentity(
             node=name,
             space=facts.space,
@@ -174,7 +177,7 @@ class Peer:
         )
         self.pages = pages
         self.pool = Pool(16, [page.bytes for page in pages])
-        self._tcp = create("tcp", {})
+        self._tcp = create("tcp", tcp)
         self._tcp.register(self.pool.regions, lambda *asked: False)
         self._client = PeerClient(facts.key, identity)
         self._puller = Puller(self._client, [self._tcp], block_bytes=facts.block_bytes)

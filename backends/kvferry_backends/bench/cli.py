@@ -29,12 +29,12 @@ from kvferry_backends.bench.settings import (
     Settings,
     check,
     parse_names,
-    parse_options,
     parse_size,
     parse_sizes,
 )
 from kvferry_backends.bench.table import Progressing, show
 from kvferry_backends.bench.talk import Remote
+from kvferry_backends.options import parse_assigned
 from kvferry_backends.tcp.options import split_address
 
 INTERRUPTED = 130
@@ -163,7 +163,7 @@ def command(
         Settings(
             memory=memory,
             backends=parse_names(backends or ()),
-            options=parse_options(option or ()),
+            options=parse_assigned("--option", option or ()),
             block_bytes=parse_sizes("--block-bytes", block_bytes or ()) or Settings().block_bytes,
             layers=layers,
             pool_bytes=parse_size("--pool-bytes", pool_bytes) if pool_bytes else 0,

@@ -109,31 +109,6 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() for text in texts for n in text.split(",") if n.strip()))
 
 
-def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``tcp.connections=4`` as ``{"tcp": {"connections": 4}}``; values are JSON, or plain text.
-
-    Raises:
-        ConfigError: one is not BACKEND.OPTION=VALUE.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        path, equals, value = text.partition("=")
-        name, dot, option = path.partition(".")
-        if not (equals and dot and name and option):
-            raise ConfigError(
-                f"--option {text!r} is not BACKEND.OPTION=VALUE, as in tcp.connections=4"
-            )
-        found.setdefault(name, {})[option] = _value(value)
-    return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
 def shown(size: int) -> str:
     """Bytes in the largest unit that leaves them whole."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -26,7 +26,7 @@ def start_planes(
     Raises:
         ConfigError: an option names a backend or a setting that does not exist.
     """
-    chosen = options.backends or tuple(n for n in BY_MEMORY[regions.kind] if n in names())
+    chosen = _chosen(options, regions.kind)
     absent: dict[str, str] = {}
     refused: dict[str, str] = {}
     kept = []
@@ -44,6 +44,23 @@ def start_planes(
     if kept and not options.backends:
         absent.clear()  # Nobody asked for them by name, so nobody needs to hear.
     return kept, {**absent, **refused}
+
+
+def check_planes(options: Options, kind: str) -> None:
+    """Find what is wrong with the options before there is any memory of this kind to serve.
+
+    Raises:
+        ConfigError: an option names a backend or a setting that does not exist, is of a backend
+            that is not to be started, or no backend works here.
+    """
+    chosen = _chosen(options, kind)
+    named = {name: _options_of(options, name) for name in (*chosen, *options.backend_options)}
+    absent: dict[str, str] = {}
+    usable = create_usable(chosen, named, left_out=absent)
+    for backend in usable:
+        backend.close()
+    if not usable:
+        raise ConfigError(f"no data plane works here: {absent}; name others with backends")
 
 
 def start_host_planes(
@@ -71,6 +88,10 @@ def start_host_planes(
         if not _register(backend, pool, authorize):
             kept.append(backend)
     return kept
+
+
+def _chosen(options: Options, kind: str) -> tuple[str, ...]:
+    return options.backends or tuple(name for name in BY_MEMORY[kind] if name in names())
 
 
 def _options_of(options: Options, name: str) -> dict[str, object]:

@@ -13,23 +13,11 @@ from kvferry.cli import guard, statefile
 from kvferry.cli.options import DEFAULT_URL
 from kvferry.errors import ConfigError, LedgerUnavailable
 from kvferry.ledger.archive.log import ArchiveLog
-from kvferry.ledger.credentials import Credentials, without_secrets
+from kvferry.ledger.credentials import INBOX_VARIABLE, VARIABLES, Credentials, without_secrets
 from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import LogPort
 
 CONNECT_S = 5.0
-CREDENTIAL_VARIABLES = {
-    "KVFERRY_NATS_USER": "user",
-    "KVFERRY_NATS_PASSWORD": "password",
-    "KVFERRY_NATS_TOKEN": "token",
-    "KVFERRY_NATS_NKEY_FILE": "nkey_seed_file",
-    "KVFERRY_NATS_CREDS_FILE": "creds_file",
-    "KVFERRY_NATS_TLS_CA": "tls_ca",
-    "KVFERRY_NATS_TLS_CERT": "tls_cert",
-    "KVFERRY_NATS_TLS_KEY": "tls_key",
-}
-"""Secrets come from the environment: a command's arguments can be read by every user."""
-INBOX_VARIABLE = "KVFERRY_NATS_INBOX_PREFIX"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -68,8 +56,8 @@ def find_ledger(option: str | None) -> Target:
 
 
 def credentials(env: Mapping[str, str] = os.environ) -> Credentials:
-    """Who we are to the server, from :data:`CREDENTIAL_VARIABLES`."""
-    given = {field: env[name] for name, field in CREDENTIAL_VARIABLES.items() if env.get(name)}
+    """Who we are to the server, from :data:`kvferry.ledger.credentials.VARIABLES`."""
+    given = {field: env[name] for name, field in VARIABLES.items() if env.get(name)}
     return Credentials(**given)
 
 

@@ -11,6 +11,20 @@ import msgspec
 
 from kvferry.errors import ConfigError
 
+VARIABLES = {
+    "KVFERRY_NATS_USER": "user",
+    "KVFERRY_NATS_PASSWORD": "password",
+    "KVFERRY_NATS_TOKEN": "token",
+    "KVFERRY_NATS_NKEY_FILE": "nkey_seed_file",
+    "KVFERRY_NATS_CREDS_FILE": "creds_file",
+    "KVFERRY_NATS_TLS_CA": "tls_ca",
+    "KVFERRY_NATS_TLS_CERT": "tls_cert",
+    "KVFERRY_NATS_TLS_KEY": "tls_key",
+}
+"""Of a command's environment, for :class:`Credentials`: a command's arguments can be read by every
+user, so secrets come from there."""
+INBOX_VARIABLE = "KVFERRY_NATS_INBOX_PREFIX"
+
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """All optional; paths are of files. Secrets never appear in its ``repr``."""

@@ -17,8 +17,9 @@ from kvferry_backends.bench.end import End
 from kvferry_backends.bench.messages import Measure, Open, Opened
 from kvferry_backends.bench.pools import HostPool, Shape
 from kvferry_backends.bench.run import raw_kind
-from kvferry_backends.bench.settings import Settings, parse_options, parse_size, parse_sizes
+from kvferry_backends.bench.settings import Settings, parse_size, parse_sizes
 from kvferry_backends.layout import HostPool as BlockViews
+from kvferry_backends.options import parse_assigned
 from kvferry_backends.tcp.backend import TcpBackend
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -195,7 +196,7 @@ def test_sizes_and_options_are_read_as_people_write_them() -> None:
         parse_size("x", "64KiB") == parse_size("x", "65536") == parse_size("x", "64 kib") == 65536
     )
     assert parse_sizes("x", ["4KiB,1MiB", "4096"]) == (4096, 1 << 20)
-    assert parse_options(["tcp.connections=4", "tcp.listen_host=::1"]) == {
+    assert parse_assigned("x", ["tcp.connections=4", "tcp.listen_host=::1"]) == {
         "tcp": {"connections": 4, "listen_host": "::1"}
     }
     for text in ("", "0", "-1", "1.5MiB", "MiB"):

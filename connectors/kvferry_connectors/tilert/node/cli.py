@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,10 +13,17 @@ from typing import Annotated
 import typer
 
 from kvferry.errors import KVFerryError
+from kvferry.ledger.credentials import INBOX_VARIABLE, VARIABLES
+from kvferry_backends.options import parse_assigned
 from kvferry_connectors.tilert.node.main import serve
 from kvferry_connectors.tilert.node.settings import WITHIN_MS_MAX, NodeOptions
 
 USAGE, INTERRUPTED = 2, 130
+_AS_THE_CONNECTOR = {
+    "tls_ca": "tls_ca_file",
+    "tls_cert": "tls_cert_file",
+    "tls_key": "tls_key_file",
+}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -47,9 +55,10 @@ def command(
         str,
         typer.Option(
             "--nats-creds",
-            envvar="KVFERRY_NATS_CREDS",
+            envvar="KVFERRY_NATS_CREDS_FILE",
             metavar="FILE",
-            help="A NATS credentials file.",
+            help="A NATS credentials file. Other credentials and TLS come from the variables that "
+            "`kvferry --help` names.",
             show_default=False,
         ),
     ] = "",
@@ -92,13 +101,26 @@ def command(
             "--peer-port", min=0, max=65535, help="Port of the peer server; 0: a free one."
         ),
     ] = 0,
-    backend: Annotated[
+    backends: Annotated[
+        str,
+        typer.Option(
+            "--backends",
+            metavar="NAME,...",
+            help="Data planes that serve the blocks, in order of preference: tcp, peer_host, nixl. "
+            "Without it: tcp and peer_host.",
+            show_default=False,
+        ),
+    ] = "",
+    backend_options: Annotated[
         list[str] | None,
         typer.Option(
-            "--backend",
-            metavar="NAME",
-            help="A data plane that serves the blocks. Repeatable, in order of preference. "
-            "Without it: all that work here.",
+            "--backend-options",
+            metavar="BACKEND.OPTION=VALUE",
+            help="An option of a data plane, as in the connector's backend_options. Repeatable. "
+            "tcp.listen_host (without it: --host), tcp.listen_port, tcp.advertise; "
+            "tcp.connections, tcp.reads, tcp.timeout_s, tcp.serve_connections, "
+            "tcp.serve_transfers, tcp.serve_bytes. TLS, on this node and on the engines alike: "
+            "tcp.tls_cert_file, tcp.tls_key_file and tcp.tls_ca_file.",
             show_default=False,
         ),
     ] = None,
@@ -143,6 +165,11 @@ def command(
       kvferry tilert-node --node t0 --nats nats://n:4222 --host 10.0.0.7
       --host-tier-bytes 200000000000 --model glm5 --model-weights-dir /models/glm-5
       --transport nixl --max-seq-len 202752
+
+      kvferry tilert-node ... --backends tcp --backend-options tcp.connections=8
+      --backend-options tcp.tls_cert_file=/etc/kvferry/node.pem
+      --backend-options tcp.tls_key_file=/etc/kvferry/node.key
+      --backend-options tcp.tls_ca_file=/etc/kvferry/ca.pem
     """
     logging.getLogger("kvferry").setLevel(
         min(logging.INFO, logging.getLogger("kvferry").getEffectiveLevel())
@@ -150,7 +177,7 @@ def command(
     options = NodeOptions(
         node=node,
         nats_url=nats,
-        nats_credentials={"creds_file": nats_creds} if nats_creds else {},
+        nats_credentials=_credentials(nats_creds),
         key=key,
         space=space,
         host_tier_bytes=host_tier_bytes,
@@ -159,11 +186,24 @@ def command(
         host=host,
         advertise_host=advertise_host,
         peer_port=peer_port,
-        backends=tuple(backend or ()),
+        backends=tuple(name.strip() for name in backends.split(",") if name.strip()),
+        backend_options=parse_assigned("--backend-options", backend_options or ()),
     )
     # The server in TileRT's main gives a signal on once it has ended; the node ends cleanly then.
     signal.signal(signal.SIGTERM, _end)
     serve(options, engine, context.args)
+
+
+def _credentials(creds_file: str) -> dict[str, str]:
+    """As ``KVFerryConnector`` names them, from the variables of every command."""
+    given = {
+        _AS_THE_CONNECTOR.get(field, field): os.environ[name]
+        for name, field in VARIABLES.items()
+        if os.environ.get(name)
+    }
+    if os.environ.get(INBOX_VARIABLE):
+        given["inbox_prefix"] = os.environ[INBOX_VARIABLE]
+    return given | ({"creds_file": creds_file} if creds_file else {})
 
 
 def run(argv: Sequence[str]) -> int:

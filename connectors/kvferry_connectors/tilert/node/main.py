@@ -14,6 +14,7 @@ from kvferry_connectors.tilert.node.engine import KeepingEngine
 from kvferry_connectors.tilert.node.keeper import Keeper
 from kvferry_connectors.tilert.node.membership import Membership
 from kvferry_connectors.tilert.node.settings import NodeOptions
+from kvferry_connectors.vllm.planes import check_planes
 
 log = logging.getLogger("kvferry.tilert.node")
 
@@ -34,6 +35,7 @@ def serve(options: NodeOptions, engine: str, arguments: Sequence[str]) -> None:
         ConfigError: an option cannot be used, or TileRT is not there.
     """
     key = load_key(options.key or None)
+    check_planes(options.planes(), "host")
     make = _factory(engine) if ":" in engine else None
     try:
         from tilert.pd_vllm import decode_server

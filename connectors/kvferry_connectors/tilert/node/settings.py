@@ -7,7 +7,7 @@ from typing import Any
 
 from kvferry.errors import ConfigError
 from kvferry_backends.host_tier.memory import check_budget
-from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.options import Options, check_credentials
 
 WITHIN_MS_MAX = 60_000
 
@@ -39,8 +39,9 @@ class NodeOptions:
     advertise_host: str = ""
     peer_port: int = 0
     backends: tuple[str, ...] = ()
+    """Data planes in order of preference; empty takes all that work here."""
     backend_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    verify: str = "sample"
+    """Options of each data plane by its name."""
 
     def __post_init__(self) -> None:
         if not self.nats_url:
@@ -57,6 +58,7 @@ class NodeOptions:
                 f"--retain-max-ms {self.retain_max_ms}: milliseconds, 0 or more; 0 lets no request "
                 "ask for its blocks to be kept"
             )
+        check_credentials(self.nats_credentials)
         check_budget(self.host_tier_bytes)
 
     def planes(self) -> Options:
@@ -67,5 +69,4 @@ class NodeOptions:
             peer_port=self.peer_port,
             backends=self.backends,
             backend_options=self.backend_options,
-            verify=self.verify,
         )
