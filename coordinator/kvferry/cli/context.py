@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,8 +15,10 @@ from kvferry.cli.options import DEFAULT_URL
 from kvferry.errors import ConfigError, LedgerUnavailable
 from kvferry.ledger.archive.log import ArchiveLog
 from kvferry.ledger.credentials import INBOX_VARIABLE, VARIABLES, Credentials, without_secrets
-from kvferry.ledger.jetstream import JetStreamLedger, connect
 from kvferry.ports.log import LogPort
+
+if TYPE_CHECKING:
+    from kvferry.ledger.jetstream import JetStreamLedger
 
 CONNECT_S = 5.0
 
@@ -69,6 +72,9 @@ async def connected(
     Raises:
         LedgerUnavailable: no server within ``timeout_s``; the text says which and the cure.
     """
+    # Only here: NATS is half of what a command imports, and help, completion and --file need none.
+    from kvferry.ledger.jetstream import connect
+
     try:
         return await connect(
             target.url,

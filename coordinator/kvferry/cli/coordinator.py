@@ -15,9 +15,9 @@ from kvferry.cli.serving import (
     CostOption,
     ReplicaOption,
     SilentOption,
-    StopRequest,
     serve_coordinator,
 )
+from kvferry.cli.stopping import StopRequest
 from kvferry.cli.streams import create_missing
 from kvferry.daemon.serving import run_serving
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name

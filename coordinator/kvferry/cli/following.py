@@ -10,7 +10,7 @@ from kvferry.cli.changeview import print_changes
 from kvferry.cli.context import open_log
 from kvferry.cli.jsonable import print_line
 from kvferry.cli.progress import progress
-from kvferry.cli.serving import StopRequest, unless_stopped
+from kvferry.cli.stopping import StopRequest, unless_stopped
 from kvferry.cli.times import clock, iso
 from kvferry.ports.log import LogPort
 from kvferry.replay.fold import fold_to

@@ -12,8 +12,7 @@ from kvferry.cli.statusview import print_status
 from kvferry.core.messages import Announce
 from kvferry.daemon.messages import Query
 from kvferry.errors import LedgerUnavailable
-from kvferry.ledger.jetstream import JetStreamLedger
-from kvferry.ports.log import FACTS_STREAM
+from kvferry.ports.log import FACTS_STREAM, BusPort
 from kvferry.replay.fold import fold_to
 from kvferry.replay.status import summarize
 
@@ -65,12 +64,12 @@ async def collect(target: Target) -> dict[str, Any]:
         return document | {"source": FROM_LEDGER, "source_why": why} | folded
 
 
-async def _ask(ledger: JetStreamLedger, alive: list[Announce]) -> tuple[dict[str, Any] | None, str]:
+async def _ask(bus: BusPort, alive: list[Announce]) -> tuple[dict[str, Any] | None, str]:
     """The coordinator's answer, or why there is none."""
     if not alive:
         return None, "no coordinator is running"
     try:
-        answer = await replicas.ask(ledger, alive, Query(verb="status"))
+        answer = await replicas.ask(bus, alive, Query(verb="status"))
     except LedgerUnavailable as error:
         return None, str(error)
     return (None, str(answer["error"])) if "error" in answer else (answer, "")

@@ -21,7 +21,7 @@ from kvferry.cli.options import FileOption, JsonOption, NatsOption
 from kvferry.cli.progress import progress
 from kvferry.cli.replicas import LISTEN_S
 from kvferry.cli.screen import Screen
-from kvferry.cli.serving import StopRequest, unless_stopped
+from kvferry.cli.stopping import StopRequest, unless_stopped
 from kvferry.cli.topview import KEYS, draw
 from kvferry.errors import KVFerryError, LedgerError
 from kvferry.ledger.jetstream import JetStreamLedger

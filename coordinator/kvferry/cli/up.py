@@ -19,10 +19,10 @@ from kvferry.cli.serving import (
     CostOption,
     ReplicaOption,
     SilentOption,
-    StopRequest,
     serve_coordinator,
 )
 from kvferry.cli.statefile import UpState
+from kvferry.cli.stopping import StopRequest
 from kvferry.daemon.serving import run_serving
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import ConfigError

@@ -13,7 +13,7 @@ from kvferry.cli.eventrecord import as_line, records
 from kvferry.cli.keyboard import QUIT, Keyboard
 from kvferry.cli.points import state_at
 from kvferry.cli.progress import progress
-from kvferry.cli.serving import StopRequest, unless_stopped
+from kvferry.cli.stopping import StopRequest, unless_stopped
 from kvferry.cli.times import Point
 from kvferry.ports.log import FACTS_STREAM, LogPort
 from kvferry.replay.steps.part import changes, named, summary

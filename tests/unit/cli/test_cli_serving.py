@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 from tests.unit.daemon.support import FakeNode, quick, until
 
-from kvferry.cli.serving import StopRequest, serve_coordinator
+from kvferry.cli.serving import serve_coordinator
+from kvferry.cli.stopping import StopRequest
 from kvferry.ledger.memory import MemoryLog
 
 

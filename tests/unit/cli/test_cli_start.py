@@ -73,13 +73,14 @@ def test_what_a_command_needs_is_imported_and_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["version"], 0), (["--version"], 0), (["statsu"], 2)]
+    ("arguments", "code"),
+    [(["version"], 0), (["--version"], 0), (["statsu"], 2), (["status", "--help"], 0)],
 )
 def test_what_needs_no_ledger_imports_no_client(
     tmp_path: Path, arguments: list[str], code: int
 ) -> None:
     modules = imported(tmp_path, *arguments, code=code)
-    assert not modules & {"nats", "aiohttp", "kvferry.ledger"}
+    assert not modules & {"nats", "aiohttp", "kvferry.ledger.jetstream"}
 
 
 def first_paragraph(*names: str) -> str:
