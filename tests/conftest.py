@@ -1,8 +1,9 @@
 """Which tests stay together where workers share them, as in ``make test``.
 
 A worker gets whole files, for what a module shares is made once there. Wider groups have a name:
-what wants the one pair of engines, the one pool of TileRT nodes, those that keep what they generate,
-and each kind of backend of the contract. Tests with real engines come first, for they take longest and leave half a core idle.
+what wants the one pair of engines, the one pool of TileRT nodes, those that keep what they
+generate, and each kind of backend of the contract. Tests with real engines come first, for they
+take longest and leave half a core idle.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,13 @@ def completion(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
 
 
 class Client:
-    """Speaks to one OpenAI server."""
+    """Speaks to one OpenAI server; ``clock`` gives seconds."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._http = http
+        self._clock = clock
         self._url = f"{url}/v1/completions"
 
     async def ask(
@@ -96,13 +99,13 @@ class Client:
         if params:
             body["kv_transfer_params"] = dict(params)
         headers = {} if reuse else {"x-kvferry-reuse": "off"}
-        began = time.perf_counter()
+        began = self._clock()
         try:
             async with self._http.stream("POST", self._url, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
                     raise Refused(answer, text)
-                read = _read_stream if stream else _read_whole
+                read = self._read_stream if stream else self._read_whole
                 got, first = await read(answer)
         except httpx.HTTPError as error:
             raise DemoError(f"asking {self._url}: {type(error).__name__} {error}") from error
@@ -128,25 +131,23 @@ class Client:
         if answer.status_code != 200:
             raise DemoError(f"{self._url} answered {answer.status_code}: {answer.text[:500]}")
 
+    async def _read_whole(self, answer: httpx.Response) -> tuple[list[int], float]:
+        value = json.loads(await answer.aread())
+        return list(value["choices"][0]["token_ids"]), self._clock()
 
-async def _read_whole(answer: httpx.Response) -> tuple[list[int], float]:
-    value = json.loads(await answer.aread())
-    return list(value["choices"][0]["token_ids"]), time.perf_counter()
-
-
-async def _read_stream(answer: httpx.Response) -> tuple[list[int], float]:
-    tokens: list[int] = []
-    first = 0.0
-    async for line in answer.aiter_lines():
-        data = line.removeprefix("data: ")
-        if data == line or data == "[DONE]":
-            continue
-        value = json.loads(data)
-        if "error" in value:
-            raise DemoError(f"the stream broke off: {value['error']}")
-        for choice in value.get("choices", ()):
-            new = choice.get("token_ids") or ()
-            if new and not first:
-                first = time.perf_counter()
-            tokens += new
-    return tokens, first
+    async def _read_stream(self, answer: httpx.Response) -> tuple[list[int], float]:
+        tokens: list[int] = []
+        first = 0.0
+        async for line in answer.aiter_lines():
+            data = line.removeprefix("data: ")
+            if data == line or data == "[DONE]":
+                continue
+            value = json.loads(data)
+            if "error" in value:
+                raise DemoError(f"the stream broke off: {value['error']}")
+            for choice in value.get("choices", ()):
+                new = choice.get("token_ids") or ()
+                if new and not first:
+                    first = self._clock()
+                tokens += new
+        return tokens, first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,13 +21,31 @@ from kvferry_connectors.demo.ports import HeldPort
 from kvferry_connectors.router.serve import RouterServer
 
 BOUND_S = 15.0
+ASKED_S, HELD_S = 0.25, 9.0
+"""What the clock shows from when the question has come, and from when the answer is held up."""
 HEADERS = {"x-kvferry-request": "kvf-1", "x-kvferry": "pulled=64 from=d0 3ms"}
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.looks = 0
+        self.looked_twice = asyncio.Event()
+
+    def __call__(self) -> float:
+        self.looks += 1
+        if self.looks == 2:
+            self.looked_twice.set()
+        return self.now_s
 
 
 class Server:
     """Answers with three tokens, the last of them when it is let."""
 
     def __init__(self) -> None:
+        self.clock = Clock()
         self.bodies: list[dict[str, object]] = []
         self.reuse: list[str] = []
         self.go_on = asyncio.Event()
@@ -39,6 +56,7 @@ class Server:
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
+        self.clock.now_s = ASKED_S
         self.bodies.append(body)
         self.reuse.append(request.headers.get("x-kvferry-reuse", ""))
         if self.status != 200:
@@ -76,34 +94,30 @@ async def serving(server: Server) -> AsyncIterator[Client]:
     async with httpx.AsyncClient(trust_env=False, timeout=BOUND_S) as http:
         async with asyncio.timeout(BOUND_S):
             await web.answering.wait()
-        yield Client(http, f"http://127.0.0.1:{port.number}")
+        yield Client(http, f"http://127.0.0.1:{port.number}", server.clock)
         server.go_on.set()
     web.should_exit = True
     await running
     port.close()
 
 
-HELD_S = 0.8
-
-
-async def ask(client: Client, server: Server, *, stream: bool) -> tuple[Answer, float]:
-    """Asks, and holds the last token back for a while; the answer and how long all of it took."""
-    began = time.perf_counter()
+async def ask(client: Client, server: Server, *, stream: bool, held: asyncio.Event) -> Answer:
+    """Asks, and holds the last token back until ``held`` is set and time has passed."""
     asking = asyncio.create_task(client.ask([1, 2], tokens=3, stream=stream, salt="s"))
     async with asyncio.timeout(BOUND_S):
-        await server.holding.wait()
-    await asyncio.wait({asking}, timeout=HELD_S)
+        await held.wait()
     assert not asking.done()
+    server.clock.now_s = HELD_S
     server.go_on.set()
-    return await asking, (time.perf_counter() - began) * 1000
+    return await asking
 
 
 async def test_a_stream_s_first_token_is_timed_and_not_its_end() -> None:
     server = Server()
     async with serving(server) as client:
-        answer, whole_ms = await ask(client, server, stream=True)
+        answer = await ask(client, server, stream=True, held=server.clock.looked_twice)
     assert answer.tokens == (7, 8, 9)
-    assert answer.ttft_ms < whole_ms - HELD_S * 1000 / 2
+    assert answer.ttft_ms == ASKED_S * 1000
     assert (answer.request, answer.line) == ("kvf-1", "pulled=64 from=d0 3ms")
     assert server.bodies[0]["cache_salt"] == "s"
     assert server.bodies[0]["prompt"] == [1, 2]
@@ -113,9 +127,9 @@ async def test_a_stream_s_first_token_is_timed_and_not_its_end() -> None:
 async def test_an_answer_that_is_not_streamed_is_timed_at_its_end() -> None:
     server = Server()
     async with serving(server) as client:
-        answer, _ = await ask(client, server, stream=False)
+        answer = await ask(client, server, stream=False, held=server.holding)
     assert answer.tokens == (7, 8, 9)
-    assert answer.ttft_ms >= HELD_S * 1000
+    assert answer.ttft_ms == HELD_S * 1000
 
 
 async def test_reuse_off_goes_as_a_header_and_no_salt_is_no_salt() -> None:
