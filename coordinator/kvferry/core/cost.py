@@ -18,10 +18,10 @@ MODEL = 2
 """Version of these predictions; stands in the events that carry one. 0: none was made; 1 knew
 neither the length of a context nor queues."""
 HYSTERESIS = 0.08
-DOUBT_MAX = 3.0
-"""What is hardly known is thought twenty times as good as it seems, and no better."""
-DOUBT_DEAR_MAX = 0.3
-"""Of a pair that was found too dear: small trials clear the doubt, a whole prefix need not."""
+UNSEEN_MAX = 3.0
+"""Amounts unlike any seen are thought twenty times as good as they seem, and no better."""
+UNSEEN_DEAR_MAX = 0.3
+"""Of a pair that was found too dear: small trials tell more of it, a whole prefix need not."""
 PAYS_MIN, PAYS_MAX = 256, 1 << 17
 """Prompts in tokens between which :func:`pays_from` looks."""
 LINK_KEEP, PREFILL_KEEP = 0.9, 0.97
@@ -59,6 +59,11 @@ class LinkCost(msgspec.Struct, kw_only=True, gc=False):
     def doubt(self, size_bytes: float) -> float:
         """Relative standard error of :meth:`predict`; 0 while nothing was observed."""
         return self.fit.doubt((1.0, size_bytes * _MB)) if self.n else 0.0
+
+    def unseen(self, size_bytes: float) -> float:
+        """What :meth:`doubt` is beyond the noise of one transfer: above 0 less is known of such an
+        amount than one transfer would tell; 0 while nothing was observed."""
+        return max(0.0, self.doubt(size_bytes) - self.fit.noise()) if self.n else 0.0
 
     def floor_ms(self) -> float:
         """What even the smallest transfer takes."""
@@ -151,7 +156,7 @@ def worth_moving(
     recompute_ms: float | None,
     *,
     before: bool | None = None,
-    doubt: float = 0.0,
+    unseen: float = 0.0,
 ) -> bool:
     """Whether to move. An unknown side allows it: only a move can teach what a move costs.
 
@@ -160,11 +165,14 @@ def worth_moving(
         recompute_ms: what computing is thought to take.
         before: the last decision for the same pair; it is kept until the other side is better by
             the hysteresis, so that two near-equal costs do not make decisions flap.
-        doubt: relative standard error of the two; what is hardly known is tried.
+        unseen: of what moves (:meth:`LinkCost.unseen`); amounts unlike any seen are tried. Any
+            smaller doubt is no reason: a small trial clears it (:mod:`kvferry.core.trials`), and a
+            whole prefix that moves in the hope of luck is paid in full each time.
     """
     if move_ms is None or recompute_ms is None:
         return True
-    least_ms = move_ms * math.exp(-min(doubt, DOUBT_DEAR_MAX if before is False else DOUBT_MAX))
+    hope = min(unseen, UNSEEN_DEAR_MAX if before is False else UNSEEN_MAX)
+    least_ms = move_ms * math.exp(-hope)
     if before is None:
         return least_ms < recompute_ms
     return least_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)
@@ -181,7 +189,7 @@ def pays_from(
     while tokens <= PAYS_MAX:
         size = tokens * token_bytes
         move_ms, recompute_ms = link.predict(size), prefill.saved_ms(0, tokens)
-        if worth_moving(move_ms, recompute_ms, before=before, doubt=link.doubt(size)):
+        if worth_moving(move_ms, recompute_ms, before=before, unseen=link.unseen(size)):
             return 0 if tokens == PAYS_MIN else tokens
         tokens *= 2
     return tokens

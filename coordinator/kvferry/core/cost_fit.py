@@ -66,7 +66,11 @@ class Fit(msgspec.Struct, kw_only=True, gc=False):
     def doubt(self, parts: Sequence[float]) -> float:
         """Relative standard error of a prediction, apart from the noise of one time: large for
         amounts unlike those that were seen."""
-        return max(self.spread, SPREAD_MIN) * math.sqrt(self._leverage(parts, self.predict(parts)))
+        return self.noise() * math.sqrt(self._leverage(parts, self.predict(parts)))
+
+    def noise(self) -> float:
+        """Relative standard deviation of a single time, and no less than can be told."""
+        return max(self.spread, SPREAD_MIN)
 
     def observe(
         self, parts: Sequence[float], time_ms: float, *, keep: float, jump_after: int

@@ -136,7 +136,8 @@ def _rate(source: Source, block_size: int, prefill: PrefillCost | None) -> Ranke
     move = predict_move_ms(source.link, size, source.queue_ms)
     recompute = predict_recompute_ms(prefill, source.blocks * block_size)
     doubt = source.link.doubt(size) if source.link is not None else 0.0
-    worth = worth_moving(move, recompute, before=source.moving, doubt=doubt)
+    unseen = source.link.unseen(size) if source.link is not None else 0.0
+    worth = worth_moving(move, recompute, before=source.moving, unseen=unseen)
     return Ranked(source=source, move_ms=move, recompute_ms=recompute, worth=worth, doubt=doubt)
 
 

@@ -135,8 +135,15 @@ class Lost(msgspec.Struct, kw_only=True):
     learned: float
     """Of that, all but what the first of them lost: it was the first to meet the change, and no
     choice made from the past could have spared it that."""
+    next20: float
+    """Over the 20 requests after those."""
     settled: float
-    """Over the 40 requests after those."""
+    """Over the 20 after those again."""
+
+    @property
+    def first(self) -> float:
+        """What the first request after the change lost, as a share of the best cost of the 20."""
+        return self.at_once - self.learned
 
 
 def regret(policy: Policy, requests: int) -> float:
@@ -162,10 +169,24 @@ def after_change(before: float, factor: float, seed: int, noise: float = 0.15) -
     steady = regret(policy, 40)
     policy.world.bytes_per_ms *= factor
     policy.world.floor_ms /= factor
+    return _lost(policy, steady)
+
+
+def first_met(ratio: float, seed: int, noise: float = 0.15) -> Lost:
+    """Run 60 requests over a link of which nothing is known; nor is anything of computing.
+
+    Args:
+        ratio: what moving takes, in units of computing, for a prompt of 16k tokens.
+    """
+    return _lost(Policy(World(bytes_per_ms=bytes_per_ms(ratio), noise=noise), seed), 0.0)
+
+
+def _lost(policy: Policy, steady: float) -> Lost:
     cost, best = costs(policy, 20)
     return Lost(
         before=steady,
         at_once=(sum(cost) - sum(best)) / sum(best),
         learned=(sum(cost[1:]) - sum(best[1:])) / sum(best),
-        settled=regret(policy, 40),
+        next20=regret(policy, 20),
+        settled=regret(policy, 20),
     )

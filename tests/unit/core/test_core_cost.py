@@ -190,9 +190,17 @@ def test_moving_is_worth_it_when_cheaper_or_unknown() -> None:
     assert worth_moving(790.0, None)
 
 
-def test_what_is_hardly_known_is_tried() -> None:
-    assert not worth_moving(110.0, 100.0, doubt=0.02)
-    assert worth_moving(110.0, 100.0, doubt=0.2)
+def test_amounts_unlike_any_seen_are_tried() -> None:
+    assert not worth_moving(110.0, 100.0, unseen=0.02)
+    assert worth_moving(110.0, 100.0, unseen=0.2)
+
+
+def test_what_one_transfer_would_tell_no_more_of_is_not_unseen() -> None:
+    cost = link(*[(20e6, 20.0), (40e6, 41.0)] * 4)
+    assert cost.doubt(30e6) > 0
+    assert cost.unseen(30e6) == 0.0
+    assert 0 < cost.unseen(2e6) < cost.doubt(2e6), "is it all floor?"
+    assert LinkCost().unseen(1e6) == 0.0
 
 
 def test_near_equal_costs_keep_the_last_decision() -> None:
