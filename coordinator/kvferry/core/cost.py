@@ -18,10 +18,9 @@ MODEL = 2
 """Version of these predictions; stands in the events that carry one. 0: none was made; 1 knew
 neither the length of a context nor queues."""
 HYSTERESIS = 0.08
-UNSEEN_MAX = 3.0
-"""Amounts unlike any seen are thought twenty times as good as they seem, and no better."""
-UNSEEN_DEAR_MAX = 0.3
-"""Of a pair that was found too dear: small trials tell more of it, a whole prefix need not."""
+UNSEEN_MAX = 0.3
+"""Moving amounts unlike any seen is thought a quarter cheaper than it seems, and no more: a small
+trial tells more of a link that seems dearer still, and a whole prefix need not."""
 PAYS_MIN, PAYS_MAX = 256, 1 << 17
 """Prompts in tokens between which :func:`pays_from` looks."""
 LINK_KEEP, PREFILL_KEEP = 0.9, 0.97
@@ -171,8 +170,7 @@ def worth_moving(
     """
     if move_ms is None or recompute_ms is None:
         return True
-    hope = min(unseen, UNSEEN_DEAR_MAX if before is False else UNSEEN_MAX)
-    least_ms = move_ms * math.exp(-hope)
+    least_ms = move_ms * math.exp(-min(unseen, UNSEEN_MAX))
     if before is None:
         return least_ms < recompute_ms
     return least_ms < recompute_ms * (1.0 + HYSTERESIS if before else 1.0 - HYSTERESIS)

@@ -11,9 +11,9 @@ from statistics import mean, median
 
 import pytest
 from tests.unit.core import regret as pair
-from tests.unit.core.regret import World, after_change, bytes_per_ms
+from tests.unit.core.regret import World, after_change, bytes_per_ms, first_met
 
-from kvferry.core import trials
+from kvferry.core import cost, trials
 from kvferry.core.cost import LinkCost
 
 SEEDS = range(40)
@@ -69,6 +69,22 @@ def test_whole_prefixes_that_move_in_hope_cost_more(monkeypatch: pytest.MonkeyPa
     assert p95(one.learned for one in slower) > LOST_MAX
     dear = [after_change(2.0, 4, seed, 0.2) for seed in SEEDS]
     assert p95(one.before for one in dear) > STEADY_MAX
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.2])
+def test_a_new_link_that_is_far_too_dear_costs_little_more_than_its_first_request(
+    noise: float,
+) -> None:
+    runs = [first_met(5.0, seed, noise) for seed in SEEDS]
+    assert p95(one.learned for one in runs) < LOST_MAX
+
+
+def test_where_unseen_sizes_are_hoped_for_too_much_a_new_link_costs_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cost, "UNSEEN_MAX", 3.0)
+    runs = [first_met(5.0, seed, 0.1) for seed in SEEDS]
+    assert p95(one.learned for one in runs) > LOST_MAX
 
 
 def test_without_trials_a_link_that_became_fast_is_never_seen(
