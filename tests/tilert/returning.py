@@ -123,7 +123,7 @@ class Turn:
             tokens=len(self.prompt),
             last_prompt_token=self.prompt[-1],
             block_ids=(tuple(self.blocks),),
-            sampling=origins.sampling({"temperature": 0.0}, self.request(), self.rid),
+            sampling=origins.sampling({"temperature": 0.0}, self.request(), self.rid)[0],
         )
         self.prefill.sender.begin([order])
         self.prefill.compute()

@@ -172,7 +172,7 @@ def fleet(decode_node: StartNode, tmp_path_factory: pytest.TempPathFactory) -> I
         made.engine.wait_ready()
         made.plain.wait_ready()
         node.wait_ready()
-        made.engine.run("first", prompt(99, 20), tokens=1)  # Ranks are heard in a step.
+        # Before its first step: none of the other connectors would be put off by our ranks' word.
         plane.wait_for(lambda found: of(found, NodeJoined), "the engine in the ledger", 60.0)
         yield made
     finally:

@@ -30,6 +30,7 @@ class Claim:
         "length",
         "mark",
         "may_send_until",
+        "no_origin",
         "ordered",
         "outcome",
         "parts",
@@ -51,6 +52,8 @@ class Claim:
         self.waits_until = 0.0
         self.send = ""
         """Its send's name in the ledger; empty where it is not recorded."""
+        self.no_origin = ""
+        """Why its node was not told where the prompt comes from; empty where it was."""
         self.arrived = time.monotonic()
         self.waited_ms = 0.0
         """From its arrival to its order."""

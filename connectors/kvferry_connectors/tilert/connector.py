@@ -119,6 +119,9 @@ class KVFerryTileRTConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
             self._scheduler.recording = open_recording(self._options, self._config)
             self._scheduler.origins = open_origins(self._fitted, self._cache_config, self._config)
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[Any, Any]) -> None:
+        """Nothing: it is another connector's."""
+
     def on_new_request(self, request: Any) -> None:
         """Claim it if it is marked."""
         assert self._scheduler is not None

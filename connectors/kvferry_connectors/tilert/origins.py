@@ -69,12 +69,15 @@ class Origins:
         self._pages = pages
         self._facts = facts
 
-    def sampling(self, given: Mapping[str, Any] | None, request: Any, rid: str) -> dict[str, Any]:
-        """What the mark wants to be passed on, with the prompt's origin beside it."""
+    def sampling(
+        self, given: Mapping[str, Any] | None, request: Any, rid: str
+    ) -> tuple[dict[str, Any], str]:
+        """What the mark wants to be passed on, with the prompt's origin beside it; and why there is
+        none, empty where there is one."""
         facts = self._facts()
-        said = self._why_not(request, facts)
-        told = unsaid(said) if facts is None or said else self._signed(request, rid, facts)
-        return {**(given or {}), KEY: told}
+        why = self._why_not(request, facts)
+        told = unsaid(why) if facts is None or why else self._signed(request, rid, facts)
+        return {**(given or {}), KEY: told}, why
 
     def _why_not(self, request: Any, facts: SpaceFacts | None) -> str:
         if facts is None:

@@ -77,6 +77,7 @@ class Recording:
             waited_ms=claim.waited_ms,
             admitted_ms=outcome.admitted_ms,
             total_ms=outcome.total_ms,
+            no_origin=claim.no_origin if outcome.state != REFUSED else "",
         )
         self._outbox.settle(event, claim.send)
 

@@ -154,7 +154,7 @@ class SchedulerSide:
             self._sending[claim.id] = claim
             order = claim.order(self._manager.get_block_ids(claim.id), now)
             if self.origins is not None:
-                said = self.origins.sampling(order.sampling, request, claim.rid)
+                said, claim.no_origin = self.origins.sampling(order.sampling, request, claim.rid)
                 order = dataclasses.replace(order, sampling=said)
             meta.orders.append(order)
         if meta.orders and self._inbox is not None:

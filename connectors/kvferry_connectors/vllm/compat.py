@@ -9,6 +9,8 @@ from typing import Any
 
 from kvferry.errors import EngineUnsupported
 
+OURS = "kvferry_connectors."
+"""Our connectors' modules begin with this."""
 MINIMUM = (0, 32)
 EXPORTS_ONLY = (
     "under MultiConnector kvferry only exports, for it cannot see whether failed loads are "
@@ -79,10 +81,25 @@ def under_multi_connector() -> bool:
     vLLM shows a child no trace of its parent's configuration, and a child's failure policy is
     ignored, so the constructor's callers are the only place where the parent can be seen.
     """
+    return _parent() is not None
+
+
+def among_ours_alone() -> bool:
+    """Whether ``MultiConnector`` is constructing us, and every child that it is to have is one of
+    kvferry's. Where that cannot be seen, no."""
+    transfer = getattr(_parent(), "_kv_transfer_config", None)
+    given = getattr(transfer, "kv_connector_extra_config", None) or {}
+    children = given.get("connectors") or ()
+    paths = [str(child.get("kv_connector_module_path")) for child in children]
+    return bool(paths) and all(path.startswith(OURS) for path in paths)
+
+
+def _parent() -> Any:
+    """The ``MultiConnector`` that is constructing us; None without one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if owner is not None and type(owner).__name__ == "MultiConnector":
-            return True
+            return owner
         frame = frame.f_back
-    return False
+    return None

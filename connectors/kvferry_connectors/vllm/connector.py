@@ -41,6 +41,8 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 "then does vLLM defer the frees that its loads must not race"
             )
         self._multi = compat.under_multi_connector()
+        self._early = not self._multi or compat.among_ours_alone()
+        """Ranks introduce themselves before the first step."""
         options = parse(transfer.kv_connector_extra_config)
         if not self._multi:
             # Read by the scheduler after it built us; "fail" would turn a dead peer into an error.
@@ -78,9 +80,9 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> FerryHandshake | None:
-        """Our rank's hello; under MultiConnector it goes with the first step instead, because
-        there the first child's answer is fed to every child."""
-        if self._worker is None or self._multi or self._worker.hello is None:
+        """Our rank's hello; beside others' connectors it goes with the first step instead, because
+        MultiConnector feeds the first child's answer to every child."""
+        if self._worker is None or not self._early or self._worker.hello is None:
             return None
         return FerryHandshake(self._worker.hello)
 
@@ -117,7 +119,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> Any:
         """Results for the scheduler side."""
         assert self._worker is not None
-        return self._worker.worker_meta(hello=self._multi)
+        return self._worker.worker_meta(hello=not self._early)
 
     # --- scheduler --------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class RankHello:
 
 @dataclass
 class FerryHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Rank to scheduler at start, where vLLM carries it (not under MultiConnector)."""
+    """Rank to scheduler at start, where vLLM carries it to nobody but us."""
 
     hello: RankHello
 

@@ -36,7 +36,8 @@ def send_ended(node: str, event: SendEnded) -> str:
             f"{took}, send {event.send}"
         )
     admitted = f", admitted after {milliseconds(event.admitted_ms)}" if event.admitted_ms else ""
+    untold = f"; the node cannot keep it: {event.no_origin}" if event.no_origin else ""
     return (
         f"{node} sent the KV of request {event.request}, {size(event.bytes)} in "
-        f"{milliseconds(event.total_ms)}{admitted}, send {event.send}"
+        f"{milliseconds(event.total_ms)}{admitted}, send {event.send}{untold}"
     )

@@ -39,7 +39,8 @@ def _ended(began: tuple[str, SendBegan] | None, node: str, event: SendEnded) -> 
         at = f" at {event.stage}" if event.stage else ""
         return f"its KV did not go from {node}{where}: {event.reason}{at}{detail}"
     tokens = f"{counted(began[1].tokens, 'token')}, " if began is not None else ""
+    untold = f", which keeps nothing of it because {event.no_origin}" if event.no_origin else ""
     return (
         f"its KV ({tokens}{size(event.bytes)}) went from {node}{where} in "
-        f"{duration(event.total_ms)}"
+        f"{duration(event.total_ms)}{untold}"
     )

@@ -33,7 +33,7 @@ EMPTIED = frozenset({"detail", "who"})
 KEPT = frozenset(
     {
         *("transfer", "offer", "hinted", "superseded_by", "object", "digest", "fingerprint"),
-        *("send", "slot", "not_kept"),
+        *("send", "slot", "not_kept", "no_origin"),
         *("source", "source_incarnation", "target", "peer", "node", "incarnation", "replica"),
         *("prefill_node", "decode_node", "address", "version", "role", "backend", "basis"),
         *("miss", "reason", "why", "how", "stage", "fence", "verify", "outcome", "reuse", "tier"),

@@ -13,6 +13,7 @@ from vllm.v1.core.block_pool import BlockPool
 from kvferry.errors import ConfigError, EngineUnsupported
 from kvferry_connectors.vllm import compat
 from kvferry_connectors.vllm.connector import KVFerryConnector
+from kvferry_connectors.vllm.metadata import RankHello
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.9.2", "0.31.0rc1+cpu", "0.20.2"])
@@ -74,6 +75,34 @@ def test_under_multi_connector_the_policy_stays_as_it_is() -> None:
     assert given.kv_transfer_config.kv_load_failure_policy == "fail"
     assert parent.child.get_handshake_metadata() is None
     parent.child.shutdown()
+
+
+OURS = {"kv_connector_module_path": "kvferry_connectors.tilert.connector"}
+OTHER = {"kv_connector": "NixlConnector"}
+
+
+@pytest.mark.parametrize(
+    ("children", "early"), [([OURS, OURS], True), ([OURS, OTHER], False), ([], False)]
+)
+def test_ranks_say_who_they_are_before_the_first_step_where_no_other_connector_would_hear_it(
+    children: list[dict[str, str]], early: bool
+) -> None:
+    class MultiConnector:
+        def __init__(self) -> None:
+            extra = {"connectors": children}
+            self._kv_transfer_config = SimpleNamespace(kv_connector_extra_config=extra)
+            self.child = KVFerryConnector(config("kv_both"), KVConnectorRole.WORKER, None)
+
+    child = MultiConnector().child
+    assert child._worker is not None
+    child._worker.hello = hello = RankHello(0, 1, b"", {}, {}, {}, 1)
+    child._worker._say_hello = True
+    try:
+        handshake, meta = child.get_handshake_metadata(), child.build_connector_worker_meta()
+        assert (handshake is not None and handshake.hello is hello) == early
+        assert (meta is not None and meta.hellos == [hello]) == (not early)
+    finally:
+        child.shutdown()
 
 
 def test_the_real_block_pool_has_what_is_needed() -> None:

@@ -66,6 +66,15 @@ async def test_explain_tells_how_the_kv_came_to_its_slot() -> None:
     assert what["until the decode node admitted it"] == 2.5
 
 
+async def test_explain_tells_why_a_node_can_keep_nothing_of_it() -> None:
+    told = {name: getattr(SENT, name) for name in SENT.__struct_fields__}
+    log, _ = await sent(BEGAN, SendEnded(**{**told, "no_origin": "the engine is in no space yet"}))
+    assert (
+        "went from p0 to t0 in 31 ms, which keeps nothing of it because the engine is in no space "
+        "yet" in (await explain(log, "a")).conclusion
+    )
+
+
 async def test_explain_tells_why_kv_did_not_come_and_what_nobody_recorded() -> None:
     log, _ = await sent(BEGAN, BUSY)
     assert (

@@ -54,3 +54,6 @@ class SendEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     """From the order until the node had admitted every rank."""
     total_ms: float = 0.0
     """From the order to the end, on the rank that took longest."""
+    no_origin: str = ""
+    """Why the node was not told where the prompt comes from, so that it keeps nothing for the next
+    turn; empty where it was told, or is not asked to keep anything."""
