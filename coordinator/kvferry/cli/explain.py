@@ -31,10 +31,10 @@ def command(
     asked: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST|SESSION|TRANSFER|BLOCK",
+            metavar="REQUEST|SESSION|TRANSFER|SEND|BLOCK",
             help="The engine's request id, the router's (x-kvferry-request), the client's "
-            "X-Request-Id; a session's or a transfer's id; or a block's chain hash, 64 hex digits "
-            "or the first 16.",
+            "X-Request-Id; the id of a session, a transfer or a send to a TileRT node; or a "
+            "block's chain hash, 64 hex digits or the first 16.",
         ),
     ],
     nats: NatsOption = None,

@@ -185,21 +185,26 @@ def _request_ended(node: str, event: RequestEnded) -> str:
     # What was broken off need not have been computed; it counts as the rest of the prompt.
     broken_off = event.outcome in ("aborted", "error") and not event.output_tokens
     rest = "left to compute" if broken_off else "computed"
+    kept = f"; {_n(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
+    if event.not_kept:
+        kept = f"; nothing kept: {event.not_kept}"
+    if event.prompt_sent:
+        return (
+            f"{node} ended request {event.request} ({event.outcome}): "
+            f"{_n(event.prompt_tokens, 'prompt token')} sent to it, "
+            f"{_n(event.output_tokens, 'token')} out{kept}"
+        )
     parts = [
         f"{event.local_tokens:,} local",
         f"{event.pulled_tokens:,} pulled" + (f" from {event.source}" if event.source else ""),
         f"{event.computed_tokens:,} {rest}",
     ]
-    timed = event.output_tokens and not (event.kept_blocks or event.not_kept)
-    first = f", first token after {_ms(event.ttft_ms)}" if timed else ""
-    kept = f"; {_n(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
-    if event.not_kept:
-        kept = f"; nothing kept: {event.not_kept}"
+    first = f", first token after {_ms(event.ttft_ms)}" if event.output_tokens else ""
     miss = f"; nothing pulled: {event.miss}" if event.miss and not event.pulled_tokens else ""
     return (
         f"{node} ended request {event.request} ({event.outcome}): "
         f"{_n(event.prompt_tokens, 'prompt token')} = {' + '.join(parts)}, "
-        f"{_n(event.output_tokens, 'token')} out{first}{miss}{kept}"
+        f"{_n(event.output_tokens, 'token')} out{first}{miss}"
     )
 
 

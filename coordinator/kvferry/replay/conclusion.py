@@ -113,6 +113,8 @@ def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
 def _ended(
     node: str, event: RequestEnded, events: Sequence[tuple[str, AnyEvent]]
 ) -> tuple[str, str]:
+    if event.prompt_sent:
+        return _generated(node, event), ""
     if not event.output_tokens and event.outcome in _UNANSWERED:
         return _unanswered(node, event, events)
     parts = f"{node} answered a prompt of {counted(event.prompt_tokens, 'token')}: "
@@ -141,6 +143,18 @@ def _ended(
             numbers = f"{numbers}; it waited for {duration(waited(event))}"
         return f"{parts}{own}nothing was pulled because {known.meaning}{numbers}", known.cure
     return f"{parts}{own}nothing had to be pulled", ""
+
+
+def _generated(node: str, event: RequestEnded) -> str:
+    """What a TileRT node made of a prompt whose KV another engine had sent to it."""
+    kept = f"kept {counted(event.kept_blocks, 'block')} of prompt and answer for the next turn"
+    if event.not_kept:
+        kept = f"kept nothing for the next turn ({event.not_kept})"
+    how = f", {_UNANSWERED[event.outcome]}" if event.outcome in _UNANSWERED else ""
+    return (
+        f"{node} generated {counted(event.output_tokens, 'token')} from a prompt of "
+        f"{counted(event.prompt_tokens, 'token')} whose KV was sent to it{how}, and {kept}"
+    )
 
 
 def _unanswered(

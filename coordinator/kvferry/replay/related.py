@@ -103,6 +103,9 @@ class Related:
 
     def _learn_transfer(self, entry: Entry) -> None:
         event = entry.event
+        if isinstance(event, SendBegan | SendEnded) and event.send == self.asked:
+            # A send is of one request, and its story is told with that.
+            self.requests.update(request_ids(entry))
         if isinstance(event, Requested) and event.transfer:
             self.known.transfers.append(event.transfer)
         if (

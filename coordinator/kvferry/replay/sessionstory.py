@@ -39,11 +39,14 @@ def conclude_session(session: str, items: Sequence[StoryItem]) -> tuple[str, str
     where = f" on {' and '.join(nodes)}" if nodes else ""
     text = f"session {session}: {many}{counted(len(ended), 'request')}{where} in {lasted}"
     if ended:
+        made = [one for one in ended if not one.prompt_sent]
+        sent = sum(one.prompt_tokens for one in ended if one.prompt_sent)
         text += (
-            f"; {sum(one.prompt_tokens for one in ended):,} prompt tokens = "
-            f"{sum(one.local_tokens for one in ended):,} local + "
-            f"{sum(one.pulled_tokens for one in ended):,} pulled + "
-            f"{sum(one.computed_tokens for one in ended):,} computed; "
+            f"; {sum(one.prompt_tokens for one in made):,} prompt tokens = "
+            f"{sum(one.local_tokens for one in made):,} local + "
+            f"{sum(one.pulled_tokens for one in made):,} pulled + "
+            f"{sum(one.computed_tokens for one in made):,} computed; "
+            f"{f'{sent:,} prompt tokens sent to TileRT nodes; ' if sent else ''}"
             f"{counted(done, 'transfer')} used, {failed:,} failed"
         )
     if any(one.session_over for one in ended):

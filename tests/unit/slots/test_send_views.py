@@ -128,3 +128,49 @@ async def test_a_send_of_a_process_that_is_gone_is_not_held_against_it() -> None
     log, _ = await sent(BEGAN)
     await FakeNode(log, "p0", "q" * 16, space="s").join()
     assert (await audit(log, patience_ms=0)).violations == ()
+
+
+NODE_ENDED = RequestEnded(
+    request="a-t1",
+    external_id="a",
+    session="s1",
+    prompt_tokens=1_024,
+    local_tokens=1_024,
+    output_tokens=60,
+    kept_blocks=16,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, "and kept 16 blocks of prompt and answer for the next turn"),
+        ({"kept_blocks": 0, "not_kept": "no_room"}, "and kept nothing for the next turn (no_room)"),
+    ],
+)
+async def test_what_a_node_generates_is_no_hit_in_its_own_cache(
+    changed: dict[str, Any], told: str
+) -> None:
+    fields = {name: getattr(NODE_ENDED, name) for name in NODE_ENDED.__struct_fields__}
+    log, _ = await sent(BEGAN, SENT)
+    node = FakeNode(log, "t0", "t" * 16, space="s")
+    await node.join()
+    await node.facts(RequestEnded(**{**fields, **changed}))
+    story = await explain(log, "a")
+    text = f"t0 generated 60 tokens from a prompt of 1,024 tokens whose KV was sent to it, {told}"
+    assert text in story.conclusion
+    assert "own cache" not in story.conclusion
+    assert "local" not in " ".join(one.text for one in story.items)
+    of_session = await explain(log, "s1")
+    assert "1,024 prompt tokens sent to TileRT nodes" in of_session.conclusion
+    assert "0 local" in of_session.conclusion
+
+
+async def test_a_send_is_found_by_its_id_with_the_request_that_it_is_of() -> None:
+    log, _ = await sent(BEGAN, SENT)
+    story = await explain(log, "i.s1")
+    assert story.found
+    assert "engine-a" in story.requests
+    assert {"slot_changed", "send_began", "send_ended"} <= {one.event for one in story.items}
+    assert "went from p0 to t0" in story.conclusion
+    assert not (await explain(log, "i.s2")).found

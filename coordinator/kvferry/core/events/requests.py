@@ -33,6 +33,12 @@ class RequestEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     not_kept: str = ""
     """By a TileRT node that keeps none: why, in one word."""
 
+    @property
+    def prompt_sent(self) -> bool:
+        """The prompt's KV was sent to the node as a whole, so it counts as local there: the node is
+        a TileRT node, which says of each request what it keeps of it."""
+        return bool(self.kept_blocks or self.not_kept)
+
 
 class TurnEnded(Event, frozen=True, kw_only=True, omit_defaults=True):
     """A router answered one turn; joins the ids of both engines."""
