@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.daemon.support import FakeNode
+from tests.unit.replay.test_perfetto import drawn
 from tests.unit.slots.test_slot_views import change, write, written
 
 from kvferry.core.events import RequestEnded, SendBegan, SendEnded, TurnEnded
@@ -174,3 +176,21 @@ async def test_a_send_is_found_by_its_id_with_the_request_that_it_is_of() -> Non
     assert {"slot_changed", "send_began", "send_ended"} <= {one.event for one in story.items}
     assert "went from p0 to t0" in story.conclusion
     assert not (await explain(log, "i.s2")).found
+
+
+async def test_sends_are_drawn_from_their_order_to_their_end(tmp_path: Path) -> None:
+    refused = {name: getattr(BUSY, name) for name in BUSY.__struct_fields__} | {"send": "i.s2"}
+    log, _ = await sent(BEGAN, SENT, other(send="i.s2"), SendEnded(**refused))
+    trace = await drawn(log, tmp_path / "trace")
+    (one,) = [
+        found
+        for found in trace.slices
+        if found["where"][-2:] == ("p0", "sends") and found["name"] != "admission"
+    ]
+    assert one["name"] == "1024 tokens to t0"
+    assert (one["end"] - one["begin"]) / 1e6 == pytest.approx(31.2, abs=0.01)
+    assert one["notes"]["bytes"] == 3_538_944
+    (stage,) = [found for found in trace.slices if found["name"] == "admission"]
+    assert (stage["end"] - stage["begin"]) / 1e6 == pytest.approx(2.5, abs=0.01)
+    faults = [found["name"] for found in trace.instants if found["where"][-1] == "faults"]
+    assert faults == ["admission: busy"]

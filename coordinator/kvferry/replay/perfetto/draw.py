@@ -21,6 +21,8 @@ from kvferry.core.events import (
     Requested,
     RequestEnded,
     Retained,
+    SendBegan,
+    SendEnded,
     TransferFailed,
     Transferred,
     TurnEnded,
@@ -53,6 +55,8 @@ class Drawing:
         self._kept: dict[tuple[str, str, str], _Kept] = {}
         self._listed: dict[tuple[str, str], set[str]] = {}
         """By node: offers of an inventory whose last part is not there yet."""
+        self._sends: dict[tuple[str, str, str], str] = {}
+        """Where each send that has not ended goes."""
         self._now_ms = 0.0
 
     def draw(self, stored: Stored, batch: Batch, entry: Entry) -> None:
@@ -76,6 +80,10 @@ class Drawing:
                 self._inventory(batch, event, at_ms)
             case Requested() as event:
                 self._instant(batch, "plans", _plan(event), entry, at_ms)
+            case SendBegan() as event:
+                self._began(batch, event)
+            case SendEnded() as event:
+                self._sent(batch, event, entry, at_ms)
             case TransferFailed() as event:
                 self._failed(batch, event, entry, at_ms)
             case LinkProbed() as event:
@@ -114,6 +122,28 @@ class Drawing:
                 self._packets.begin(track, stage_ms, stage, category="stages", notes={})
                 self._packets.end(track, until_ms)
                 stage_ms = until_ms
+        self._packets.end(track, at_ms)
+
+    def _began(self, batch: Batch, event: SendBegan) -> None:
+        if len(self._sends) >= OPEN_MAX:
+            del self._sends[next(iter(self._sends))]
+        where = event.slot or event.target or "a decode node"
+        self._sends[batch.space, batch.node, event.send] = f"{event.tokens} tokens to {where}"
+
+    def _sent(self, batch: Batch, event: SendEnded, entry: Entry, at_ms: float) -> None:
+        """A send from its order to its end; one that was refused before is a fault only."""
+        name = self._sends.pop((batch.space, batch.node, event.send), event.send)
+        if event.reason:
+            self._instant(batch, "faults", f"{event.stage}: {event.reason}", entry, at_ms)
+        if not event.total_ms:
+            return
+        begin_ms = at_ms - event.total_ms
+        track = self._tracks.row(batch.space, batch.node, "sends", begin_ms, at_ms)
+        self._packets.begin(track, begin_ms, name, category="sends", notes=_plain(event))
+        admitted_ms = min(at_ms, begin_ms + event.admitted_ms)
+        if admitted_ms > begin_ms:
+            self._packets.begin(track, begin_ms, "admission", category="stages", notes={})
+            self._packets.end(track, admitted_ms)
         self._packets.end(track, at_ms)
 
     def _pin(self, batch: Batch, event: PinEnded, at_ms: float) -> None:
