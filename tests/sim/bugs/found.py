@@ -33,6 +33,7 @@ ASLEEP = {
     "stream_bytes": "5000",
     "ledger_loses": "0.0",
     "coordinators": "3",
+    "clients": "4",
     "faults_per_s": "2.0",
     "batch_events": "1",
     "fault_kinds": '["freeze_coordinator"]',

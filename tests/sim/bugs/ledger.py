@@ -39,6 +39,8 @@ RIVALS = {
     "fault_kinds": '["freeze_coordinator"]',
     "faults_per_s": "2.0",
 }
+LEADER_CUT_OFF = {**RIVALS, "fault_kinds": '["part_coordinator"]'}
+"""A replica that hears nothing for a while, and what it sends arrives afterwards."""
 RESTARTS = {
     **WHOLE,
     "coordinators": "2",
@@ -182,6 +184,14 @@ LEDGER_BUGS = (
         _deposed_leader_accepted,
         "ledger",
         RIVALS,
+        seeds=20,
+    ),
+    Bug(
+        "cut-off-leader-accepted",
+        "leadership",
+        _deposed_leader_accepted,
+        "ledger",
+        LEADER_CUT_OFF,
         seeds=20,
     ),
     Bug("stale-checkpoint-accepted", "fold", _stale_checkpoint_accepted, "ledger", RESTARTS),

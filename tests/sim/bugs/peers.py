@@ -16,6 +16,7 @@ from kvferry.node.pull.attempt import Attempt
 from kvferry.node.pull.puller import Puller
 from kvferry.node.pull.reads import Reads
 from kvferry_connectors.vllm import scheduler
+from kvferry_connectors.vllm.leasing import Leasing, OfferedChain
 from kvferry_connectors.vllm.looking import Looker
 from kvferry_connectors.vllm.worker import WorkerSide
 
@@ -151,6 +152,22 @@ def _lease_freed_while_pinned() -> tuple[Patch, ...]:
     return (Patch(ExportTable, "pinned_blocks", lambda self: set()),)
 
 
+def _leased_under_an_ended_offer() -> tuple[Patch, ...]:
+    """A chain is leased although a longer offer has taken its place in the ledger."""
+
+    def begin(self: Any, action: Any) -> None:
+        chain, offers = self.retention.find(action.chain), self._offers
+        if isinstance(chain, OfferedChain):
+            self._offers = {chain.hashes[len(chain.blocks) - 1]: chain.key}
+        try:
+            shipped(self, action)
+        finally:
+            self._offers = offers
+
+    shipped = Leasing._begin
+    return (Patch(Leasing, "_begin", begin),)
+
+
 PEER_BUGS = (
     Bug("no-second-question", "truth", _no_second_question, knobs=TIGHT),
     Bug("intact-without-looking", "truth", _intact_without_looking, knobs=TIGHT),
@@ -173,4 +190,11 @@ PEER_BUGS = (
     Bug("pin-on-the-engine-thread", "engine", _pin_on_the_engine_thread),
     Bug("result-lost", "endings", _result_lost),
     Bug("lease-freed-while-pinned", "leases", _lease_freed_while_pinned, knobs=LEASED),
+    Bug(
+        "leased-under-an-ended-offer",
+        "leases",
+        _leased_under_an_ended_offer,
+        knobs=LEASED,
+        seeds=24,
+    ),
 )

@@ -11,7 +11,9 @@ from tests.sim.checks import (
     endings,
     fold,
     leadership,
+    leases,
     ledger,
+    lives,
     secrecy,
     slots,
 )
@@ -23,6 +25,8 @@ AT_THE_END = (
     endings.check,
     conservation.check,
     books.check,
+    leases.check,
+    lives.check,
     secrecy.check,
     leadership.check,
     ledger.check,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvferry.core.events import BLOCKS, FACTS
+from kvferry.core.events import BLOCKS, FACTS, NodeJoined
 from kvferry.core.leases import CACHE
 from kvferry.core.state import JOINED, SpaceState
+from kvferry.replay.step import read_batch
 
 if TYPE_CHECKING:
     from tests.sim.world.node import Node
@@ -30,7 +31,7 @@ def _differences(world: World) -> list[str]:
     if world.ledger is None:
         return []
     found: list[str] = []
-    nodes = [node for node in world.nodes.values() if not _gave_way(node)]
+    nodes = [node for node in world.nodes.values() if not _gave_way(world, node)]
     for node in nodes:
         found += _unsaid(node)
     last = world.ledger.history[-1].seq if world.ledger.history else 0
@@ -49,10 +50,18 @@ def _differences(world: World) -> list[str]:
     return found
 
 
-def _gave_way(node: Node) -> bool:
+def _gave_way(world: World, node: Node) -> bool:
     """Of two processes with one name the later to join counts, which need not be the younger: the
     other one stays silent until somebody starts it again."""
-    return node.side is not None and node.side.agent.state == "duplicate"
+    if node.side is None or node.side.agent.state != "duplicate":
+        return False
+    assert world.ledger is not None
+    joined: dict[str, int] = {}
+    for stored in world.ledger.history:
+        batch = read_batch(stored)
+        if batch.node == node.name and any(type(one.event) is NodeJoined for one in batch.entries):
+            joined.setdefault(batch.incarnation, stored.seq)
+    return max(joined, key=joined.__getitem__, default="") != node.side._incarnation
 
 
 def _unsaid(node: Node) -> list[str]:

@@ -63,6 +63,7 @@ class Node:
     Attributes:
         up: set once it has joined its space.
         side: the scheduler side, for checkers.
+        leased: every lease that began.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Node:
         self.up = False
         self.closed = False
         self.side: SchedulerSide | None = None
+        self.leased: list[str] = []
         self.workers: list[SimWorker] = []
         self.pool = Pool(knobs.blocks)
         self.memories = [
@@ -179,7 +181,7 @@ class Node:
             side.hello(worker.hello)
         self.engine.workers = list(self.workers)
         if side._exports is not None:
-            leases.watch(self.name, side._exports.leasing, self._violations)
+            self.leased = leases.watch(self.name, side._exports.leasing, self._violations)
 
     def traits(self) -> list[Traits]:
         knobs = self.knobs
