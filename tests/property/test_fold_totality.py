@@ -19,6 +19,7 @@ from kvferry.core.events import (
     Retained,
 )
 from kvferry.core.invariants import violations
+from kvferry.core.retention_settings import RetentionSettings
 from kvferry.core.snapshot import decode, encode
 from kvferry.core.state import State
 from kvferry.core.story import describe
@@ -27,17 +28,26 @@ WORDS = st.sampled_from(["", "a", "b", "p0", "d0", "p0-a", "p0-b", "t1", "t2", "
 INTS = st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**64 - 1))
 FLOATS = st.one_of(st.floats(0, 100), st.floats())
 BLOBS = st.binary(max_size=20)
+SETTINGS = {
+    "lease_ms": st.none() | INTS,
+    "retain_max_ms": st.none() | INTS,
+    "lease_budget": st.none() | FLOATS,
+    "free_watermark": st.none() | FLOATS,
+    "host_budget": st.none() | FLOATS,
+}
 
 
 def built(kind: type) -> st.SearchStrategy[object]:
     """Any value of a struct, each field at random."""
-    fields = {}
+    fields: dict[str, st.SearchStrategy[object]] = {}
     for name, hint in kind.__annotations__.items():
         text = str(hint)
         if "Retained" in text:
             fields[name] = st.lists(built(Retained), max_size=3).map(tuple)
         elif "OpenTransfer" in text:
             fields[name] = st.lists(built(OpenTransfer), max_size=3).map(tuple)
+        elif "RetentionSettings" in text:
+            fields[name] = st.none() | st.builds(RetentionSettings, **SETTINGS)
         elif text.startswith("tuple"):
             fields[name] = st.lists(WORDS, max_size=2).map(tuple)
         elif text.startswith("dict"):
