@@ -14,7 +14,12 @@ from kvferry.cli import guard, statefile
 from kvferry.cli.options import DEFAULT_URL
 from kvferry.errors import ConfigError, LedgerUnavailable
 from kvferry.ledger.archive.log import ArchiveLog
-from kvferry.ledger.credentials import INBOX_VARIABLE, VARIABLES, Credentials, without_secrets
+from kvferry.ledger.credentials import (
+    INBOX_VARIABLE,
+    Credentials,
+    from_environment,
+    without_secrets,
+)
 from kvferry.ports.log import LogPort
 
 if TYPE_CHECKING:
@@ -60,8 +65,7 @@ def find_ledger(option: str | None) -> Target:
 
 def credentials(env: Mapping[str, str] = os.environ) -> Credentials:
     """Who we are to the server, from :data:`kvferry.ledger.credentials.VARIABLES`."""
-    given = {field: env[name] for name, field in VARIABLES.items() if env.get(name)}
-    return Credentials(**given)
+    return Credentials(**from_environment(env))
 
 
 async def connected(

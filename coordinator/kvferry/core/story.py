@@ -32,7 +32,7 @@ from kvferry.core.events import (
 )
 from kvferry.core.retention_settings import AS_STARTED, in_words
 from kvferry.core.state import COST_OFF
-from kvferry.core.story_sends import send_began, send_ended
+from kvferry.core.story_sends import send_began, send_ended, sent_ended
 from kvferry.core.story_slots import slot_changed
 from kvferry.core.story_words import counted as _n
 from kvferry.core.story_words import milliseconds as _ms
@@ -182,18 +182,11 @@ def _pin_ended(node: str, event: PinEnded) -> str:
 
 
 def _request_ended(node: str, event: RequestEnded) -> str:
+    if event.prompt_sent:
+        return sent_ended(node, event)
     # What was broken off need not have been computed; it counts as the rest of the prompt.
     broken_off = event.outcome in ("aborted", "error") and not event.output_tokens
     rest = "left to compute" if broken_off else "computed"
-    kept = f"; {_n(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
-    if event.not_kept:
-        kept = f"; nothing kept: {event.not_kept}"
-    if event.prompt_sent:
-        return (
-            f"{node} ended request {event.request} ({event.outcome}): "
-            f"{_n(event.prompt_tokens, 'prompt token')} sent to it, "
-            f"{_n(event.output_tokens, 'token')} out{kept}"
-        )
     parts = [
         f"{event.local_tokens:,} local",
         f"{event.pulled_tokens:,} pulled" + (f" from {event.source}" if event.source else ""),

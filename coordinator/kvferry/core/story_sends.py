@@ -1,8 +1,8 @@
-"""A send of KV to a TileRT decode node in one plain sentence."""
+"""A send of KV to a TileRT decode node, and what became of it, in one plain sentence each."""
 
 from __future__ import annotations
 
-from kvferry.core.events import SendBegan, SendEnded
+from kvferry.core.events import RequestEnded, SendBegan, SendEnded
 from kvferry.core.story_words import counted, milliseconds, size
 
 _STAGES = {
@@ -40,4 +40,16 @@ def send_ended(node: str, event: SendEnded) -> str:
     return (
         f"{node} sent the KV of request {event.request}, {size(event.bytes)} in "
         f"{milliseconds(event.total_ms)}{admitted}, send {event.send}{untold}"
+    )
+
+
+def sent_ended(node: str, event: RequestEnded) -> str:
+    """What a node made of a prompt that was sent to it, and what it keeps of that."""
+    kept = f"; {counted(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
+    if event.not_kept:
+        kept = f"; nothing kept: {event.not_kept}"
+    return (
+        f"{node} ended request {event.request} ({event.outcome}): "
+        f"{counted(event.prompt_tokens, 'prompt token')} sent to it, "
+        f"{counted(event.output_tokens, 'token')} out{kept}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -41,6 +42,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         given = ", ".join(name for name in self.__struct_fields__ if getattr(self, name))
         return f"Credentials({given or 'none'})"
+
+
+def from_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The fields of :class:`Credentials` that a command's environment gives."""
+    return {field: env[name] for name, field in VARIABLES.items() if env.get(name)}
 
 
 def client_options(credentials: Credentials) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kvferry.errors import KVFerryError
-from kvferry.ledger.credentials import INBOX_VARIABLE, VARIABLES
+from kvferry.ledger.credentials import INBOX_VARIABLE, from_environment
 from kvferry_backends.options import parse_assigned
 from kvferry_connectors.tilert.node.main import serve
 from kvferry_connectors.tilert.node.settings import WITHIN_MS_MAX, NodeOptions
@@ -197,9 +197,8 @@ def command(
 def _credentials(creds_file: str) -> dict[str, str]:
     """As ``KVFerryConnector`` names them, from the variables of every command."""
     given = {
-        _AS_THE_CONNECTOR.get(field, field): os.environ[name]
-        for name, field in VARIABLES.items()
-        if os.environ.get(name)
+        _AS_THE_CONNECTOR.get(field, field): value
+        for field, value in from_environment(os.environ).items()
     }
     if os.environ.get(INBOX_VARIABLE):
         given["inbox_prefix"] = os.environ[INBOX_VARIABLE]
