@@ -18,7 +18,6 @@ from kvferry.cli.serving import (
     serve_coordinator,
 )
 from kvferry.cli.stopping import StopRequest
-from kvferry.cli.streams import create_missing
 from kvferry.daemon.serving import run_serving
 from kvferry.daemon.settings import CoordinatorSettings, new_replica_name
 from kvferry.errors import LedgerUnavailable
@@ -76,11 +75,10 @@ async def _serve(
     target: Target, settings: CoordinatorSettings, wait_s: float, stream_replicas: int
 ) -> None:
     with StopRequest() as stop:
-        ledger = await _patiently(target, settings.replica, wait_s, stop)
+        ledger = await _patiently(target, settings.replica, wait_s, stream_replicas, stop)
         if ledger is None:
             return
         try:
-            await create_missing(ledger, stream_replicas)
             await serve_coordinator(
                 ledger,
                 settings,
@@ -92,15 +90,15 @@ async def _serve(
 
 
 async def _patiently(
-    target: Target, name: str, wait_s: float, stop: StopRequest
+    target: Target, name: str, wait_s: float, stream_replicas: int, stop: StopRequest
 ) -> JetStreamLedger | None:
-    """A connection within ``wait_s``; None when a signal came first."""
+    """A ledger that has its streams, within ``wait_s``; None when a signal came first."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
     warned = False
     while not stop.event.is_set():
         try:
-            return await connected(target, name=name, timeout_s=TRY_S)
+            return await _opened(target, name, stream_replicas)
         except LedgerUnavailable as error:
             if loop.time() + RETRY_S > until:
                 raise
@@ -113,3 +111,14 @@ async def _patiently(
         except TimeoutError:
             continue
     return None
+
+
+async def _opened(target: Target, name: str, stream_replicas: int) -> JetStreamLedger:
+    """One try. While a cluster elects a stream's leader, nobody answers for that stream."""
+    ledger = await connected(target, name=name, timeout_s=TRY_S)
+    try:
+        await ledger.create_missing(stream_replicas)
+    except BaseException:
+        await ledger.close()
+        raise
+    return ledger

@@ -16,7 +16,6 @@ from kvferry.cli.progress import progress
 from kvferry.errors import ConfigError
 from kvferry.ledger.archive.log import ArchiveLog
 from kvferry.ledger.embedded import EmbeddedServer
-from kvferry.ledger.jetstream import JetStreamLedger
 from kvferry.replay.exporting import Imported, import_into
 
 
@@ -73,15 +72,13 @@ async def _import(
 ) -> Imported:
     ledger = await connected(target)
     try:
-        await _ensure(ledger, server)
+        if server is None:
+            await ledger.create_missing()
+        else:
+            # Limits by the free disk of this machine.
+            await ledger.ensure_streams(**msgspec.structs.asdict(server.limits))
         with progress("importing") as report:
             return await import_into(archive, ledger, progress=report, note=guard.note)
     finally:
         await ledger.close()
         await archive.close()
-
-
-async def _ensure(ledger: JetStreamLedger, server: EmbeddedServer | None) -> None:
-    """The streams, with limits by the free disk where the server is ours."""
-    limits = msgspec.structs.asdict(server.limits) if server is not None else {}
-    await ledger.ensure_streams(**limits)

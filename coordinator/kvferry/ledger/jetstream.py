@@ -22,7 +22,7 @@ from kvferry.ledger.link import CONNECT_WAIT_S, Link
 from kvferry.ledger.objects import Objects
 from kvferry.ledger.reader import Reader, bounds
 from kvferry.ledger.replies import Replies
-from kvferry.ledger.streams import StreamLimits, ensure
+from kvferry.ledger.streams import StreamLimits, create_missing, ensure
 from kvferry.ledger.subjects import stream_of
 from kvferry.ports.log import Handler, Stored, StreamBounds
 
@@ -111,6 +111,19 @@ class JetStreamLedger:
             replicas=replicas,
         )
         await ensure(self._api, limits)
+        await self._objects.sweep()
+
+    async def create_missing(self, replicas: int = _DEFAULTS.replicas) -> None:
+        """Create the streams that are missing; those that exist keep their operator's bounds.
+
+        ``replicas`` counts where there is none of them yet. Objects that a writer which died left
+        half written are dropped on the way.
+
+        Raises:
+            LedgerRefused: a stream of that name is not ours, or the server says no.
+            LedgerUnavailable: the server cannot say now, as while a cluster elects.
+        """
+        await create_missing(self._api, replicas)
         await self._objects.sweep()
 
     async def append(

@@ -83,26 +83,62 @@ async def ensure(api: JetStreamApi, limits: StreamLimits) -> None:
 
     Raises:
         LedgerRefused: a stream of that name has other subjects, or the server says no.
+        LedgerUnavailable: the server cannot say now, as while a cluster elects.
     """
     for config in stream_configs(limits):
         name = config["name"]
-        try:
-            present = (await api.call(f"STREAM.INFO.{name}"))["config"]
-        except ApiError as error:
-            if error.err_code != STREAM_NOT_FOUND:
-                raise
-            await api.call(f"STREAM.CREATE.{name}", config)
-            _log.info("created stream %s, at most %d MiB", name, config["max_bytes"] // MIB)
+        present = await _present(api, config)
+        if present is None:
+            await _create(api, config)
             continue
-        if sorted(present.get("subjects", ())) != sorted(config["subjects"]):
-            raise LedgerRefused(
-                f"stream {name} exists and holds {present.get('subjects')}, not "
-                f"{config['subjects']}: it is not kvferry's. Rename that stream, or give kvferry "
-                "a NATS account of its own"
-            )
         # More replicas than asked for are an operator's decision; fewer are corrected.
         config["num_replicas"] = max(config["num_replicas"], present.get("num_replicas", 1))
         if any(present.get(key) != value for key, value in config.items()):
             # A stream keeps what an operator set beyond our own settings, for example placement.
             await api.call(f"STREAM.UPDATE.{name}", present | config)
             _log.info("set the bounds of stream %s to %d MiB", name, config["max_bytes"] // MIB)
+
+
+async def create_missing(api: JetStreamApi, replicas: int) -> None:
+    """Create the streams that are missing; those that exist keep their operator's bounds.
+
+    Args:
+        api: where.
+        replicas: copies of a stream that has to be created; existing ones decide otherwise.
+
+    Raises:
+        LedgerRefused: as :func:`ensure`.
+        LedgerUnavailable: as :func:`ensure`; nothing was created in doubt.
+    """
+    missing = []
+    for config in stream_configs(StreamLimits()):
+        present = await _present(api, config)
+        if present is None:
+            missing.append(config)
+        else:
+            replicas = present.get("num_replicas", 1)
+    for config in missing:
+        await _create(api, config | {"num_replicas": replicas})
+
+
+async def _present(api: JetStreamApi, config: dict[str, Any]) -> dict[str, Any] | None:
+    """How our stream is configured; None if there is none of its name."""
+    name = config["name"]
+    try:
+        present: dict[str, Any] = (await api.call(f"STREAM.INFO.{name}"))["config"]
+    except ApiError as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+        return None
+    if sorted(present.get("subjects", ())) != sorted(config["subjects"]):
+        raise LedgerRefused(
+            f"stream {name} exists and holds {present.get('subjects')}, not "
+            f"{config['subjects']}: it is not kvferry's. Rename that stream, or give kvferry "
+            "a NATS account of its own"
+        )
+    return present
+
+
+async def _create(api: JetStreamApi, config: dict[str, Any]) -> None:
+    await api.call(f"STREAM.CREATE.{config['name']}", config)
+    _log.info("created stream %s, at most %d MiB", config["name"], config["max_bytes"] // MIB)

@@ -76,15 +76,21 @@ def test_connections_that_the_source_closed_are_replaced(
 def test_a_connection_that_breaks_unseen_is_replaced_once(
     source: Source, target: TcpBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source closes in the very moment of the request, after the look at its state."""
-    assert read(target, source, "t.1").error == ""
+    """The source closes in the very moment of the request, after the look at its state.
+
+    One block is one part: of two parts the second may go over the first one's connection, and the
+    other connection would not hear that it has to be hasty.
+    """
+    assert read(target, source, "t.1", blocks=1).error == ""
     monkeypatch.setattr(stream.Stream, "established", lambda self: True)
     with monkeypatch.context() as hasty:
         hasty.setattr(connection, "IDLE_S", 0.1)
-        assert read(target, source, "t.2").error == ""
+        assert read(target, source, "t.2", blocks=1).error == ""
         eventually(lambda: source.connections() == 0, "the source closes idle connections")
     # Patient again: on a busy machine the replacement too would be idle for 0.1 s.
-    assert read(target, source, "t.3").error == ""
+    seen = accepted(monkeypatch)
+    assert read(target, source, "t.3", blocks=1).error == ""
+    assert len(seen) == 1
 
 
 def test_an_address_that_another_process_took_over_is_refused(target: TcpBackend) -> None:

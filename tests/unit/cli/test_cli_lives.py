@@ -21,7 +21,6 @@ from kvferry.cli import replicas, statefile
 from kvferry.cli.checks import beats
 from kvferry.cli.checks.server import jetstream_api
 from kvferry.cli.main import app
-from kvferry.cli.streams import create_missing
 from kvferry.ledger.embedded import EmbeddedServer
 from kvferry.ledger.jetstream import connect
 
@@ -152,7 +151,7 @@ def test_a_coordinator_creates_what_is_missing_and_keeps_an_operators_bounds(
             if first:
                 await ledger.ensure_streams(facts_max_bytes=7_000_000, facts_max_age_s=1_000)
                 await jetstream_api(ledger, "STREAM.DELETE.KVF_BLOCKS")
-            await create_missing(ledger, 1)
+            await ledger.create_missing()
             found = {
                 name: (await jetstream_api(ledger, f"STREAM.INFO.{name}"))["config"]
                 for name in ("KVF", "KVF_BLOCKS")
