@@ -42,9 +42,10 @@ def write(figures: Mapping[str, Any], json_file: Path | None, show: Callable[[],
     if json_file is not None and str(json_file) == "-":
         typer.echo(document)
         return
-    show()
+    # Before anybody is shown anything: whoever reads may close the pipe after the first lines.
     if json_file is not None:
         json_file.write_text(document + "\n")
+    show()
 
 
 def _lines(title: str, figures: Mapping[str, Any]) -> None:
