@@ -15,6 +15,9 @@ HAPPENS = {
     "slots": ("SlotAnswer",),
 }
 
+FOUND = (("ledger", 169),)
+"""Seeds that found something; `bugs/found.py` has what it was."""
+
 
 @pytest.mark.parametrize("profile", SEEDS)
 def test_a_fixed_set_of_seeds_breaks_nothing(tmp_path: Path, profile: str) -> None:
@@ -26,3 +29,11 @@ def test_a_fixed_set_of_seeds_breaks_nothing(tmp_path: Path, profile: str) -> No
         happened.update(outcome["counts"])
     for kind in HAPPENS[profile]:
         assert happened[kind] > SEEDS[profile], f"{kind} hardly happens: {happened}"
+
+
+@pytest.mark.parametrize(("profile", "seed"), FOUND)
+def test_what_found_something_finds_nothing_more(tmp_path: Path, profile: str, seed: int) -> None:
+    code, outcomes, said = sim(tmp_path, "--profile", profile, "--seed", str(seed))
+    assert code == 0, said
+    (outcome,) = outcomes
+    assert outcome["counts"]["Transferred"] > 0

@@ -93,12 +93,13 @@ class Retention:
         self._to_cache(chain, memory)
         why = self._why_at_once(now_s, chain, memory, goes_on=any(o.tier == HBM for o in older))
         actions = self._lease(now_s, chain, memory, why, pinned, from_free=False) if why else []
+        # What the longer lease keeps may be read on; but where two requests computed the same side
+        # by side, each has blocks of its own.
+        goes_on = frozenset(chain.blocks if chain.tier == HBM else ())
         for old in older:
             unread = old.awaited and not old.copies
             if old.tier == HBM and (chain.tier == HBM or not unread):
-                # What the longer lease keeps may be read on.
-                readers = no_pins if chain.tier == HBM else pinned
-                actions += self._end_unread([old], SUPERSEDED, memory, readers)
+                actions += self._end_unread([old], SUPERSEDED, memory, lambda: pinned() - goes_on)
             self._cached.used_again(old.key)
         return actions
 
@@ -189,7 +190,7 @@ class Retention:
         known.retain_until_s = max(known.retain_until_s, asked_s)
         if again.awaited:
             known.awaited, known.copies = True, 0
-        ttl_ms = self._ttl_ms(now_s, known)
+        ttl_ms = self.rules.ttl_ms(now_s, known)
         if now_s + ttl_ms / 1000 <= known.until_s:
             return []
         known.until_s = now_s + ttl_ms / 1000
@@ -240,7 +241,7 @@ class Retention:
             return []
         actions = [self._end(one, PRESSURE, memory) for one in less]
         fresh = self._leases.fresh(chain)
-        ttl_ms = self._ttl_ms(now_s, chain)
+        ttl_ms = self.rules.ttl_ms(now_s, chain)
         chain.tier, chain.why, chain.until_s = HBM, why, now_s + ttl_ms / 1000
         self._cached.drop(chain.key)
         self._leases.add(chain)
@@ -261,7 +262,7 @@ class Retention:
                 continue  # Its end is fixed.
             reuse = lease_reuse(now_s, chain, memory, self.gaps, self.rules)
             if reuse >= self.rules.reuse_min and not chain.over:
-                ttl_ms = self._ttl_ms(now_s, chain)
+                ttl_ms = self.rules.ttl_ms(now_s, chain)
                 chain.until_s, chain.why = now_s + ttl_ms / 1000, EXPECTED
                 actions.append(Action(RENEW, chain.key, EXPECTED, ttl_ms))
             elif over:
@@ -293,8 +294,3 @@ class Retention:
         self._cached.add(chain, memory)
         if memory.host_budget > 0:
             self.host.wait(chain)
-
-    def _ttl_ms(self, now_s: float, chain: Chain) -> int:
-        asked_ms = int((chain.retain_until_s - now_s) * 1000)
-        asked = asked_ms > 0 and not chain.awaited
-        return min(asked_ms, self.rules.retain_max_ms) if asked else self.rules.lease_ms

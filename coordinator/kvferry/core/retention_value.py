@@ -29,6 +29,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         bound must not stay asked for: its lease would be renewed again and again."""
         return min(asked_until_s, now_s + self.retain_max_ms / 1000)
 
+    def ttl_ms(self, now_s: float, chain: Chain) -> int:
+        """How long a lease lasts that begins now: as long as was asked for, within the bound."""
+        asked_ms = int((chain.retain_until_s - now_s) * 1000)
+        asked = asked_ms > 0 and not chain.awaited
+        return min(asked_ms, self.retain_max_ms) if asked else self.lease_ms
+
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """What may be kept at most, in blocks."""

@@ -7,6 +7,9 @@ from typing import Any
 from tests.sim.bugs.bug import Bug, Patch
 from tests.sim.bugs.ledger import FULL
 
+from kvferry.core.retention import Retention
+from kvferry.core.retention_actions import SUPERSEDED
+from kvferry.core.retention_leases import no_pins
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.liveness import Liveness
 from kvferry.ports.log import StreamBounds
@@ -39,6 +42,19 @@ ASLEEP = {
     "fault_kinds": '["freeze_coordinator"]',
 }
 """Moreover a replica now and then misses what it loses."""
+TWINS = {
+    "blocks": "96",
+    "lease_budget": "0.9",
+    "block_s": "0.03",
+    "clients": "5",
+    "nodes": "2",
+    "think_s": "0.02",
+    "latency_s": "0.0003",
+    "overlap_share": "0.0",
+    "read_hangs": "0.3",
+    "faults_per_s": "0.0",
+}
+"""Requests compute the same side by side, are leased, and read slowly."""
 
 
 def _term_given_twice() -> tuple[Patch, ...]:
@@ -85,8 +101,19 @@ def _offers_forgotten() -> tuple[Patch, ...]:
     return (Patch(Book, "inventory", lambda self: []),)
 
 
+def _superseded_while_read() -> tuple[Patch, ...]:
+    """A longer lease was taken to keep all of a shorter one, which may have blocks of its own."""
+
+    def end_unread(self: Any, over: Any, reason: str, memory: Any, pinned: Any) -> Any:
+        return shipped(self, over, reason, memory, no_pins if reason == SUPERSEDED else pinned)
+
+    shipped = Retention._end_unread
+    return (Patch(Retention, "_end_unread", end_unread),)
+
+
 FOUND_BUGS = (
     Bug("term-given-twice", "leadership", _term_given_twice, "ledger", DAMAGED),
     Bug("standby-never-asks", "ledger", _standby_never_asks, "ledger", ASLEEP),
     Bug("offers-forgotten", "ledger", _offers_forgotten, "ledger", FULL),
+    Bug("superseded-while-read", "leases", _superseded_while_read, knobs=TWINS, seeds=24),
 )

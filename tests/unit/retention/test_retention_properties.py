@@ -58,7 +58,9 @@ class Engine(RuleBasedStateMachine):
             if not self.uses[block]:
                 self.queue.append(block)
 
-    def carry_out(self, actions: list[Action], memory: Memory, why_free: bool = False) -> None:
+    def carry_out(
+        self, actions: list[Action], memory: Memory, goes_on: frozenset[int] = frozenset()
+    ) -> None:
         for action in actions:
             if action.act == LEASE:
                 chain = self.retention.find(action.chain)
@@ -70,7 +72,7 @@ class Engine(RuleBasedStateMachine):
                     assert len(self.queue) >= memory.watermark + memory.needed
             elif action.act == END:
                 blocks = self.leases.pop(action.chain)
-                assert self.pinned.isdisjoint(blocks) or why_free
+                assert self.pinned.isdisjoint(frozenset(blocks) - goes_on)
                 self.give(blocks)
             else:
                 assert action.act == RENEW
@@ -94,16 +96,21 @@ class Engine(RuleBasedStateMachine):
         awaited=st.booleans(),
         retain=st.sampled_from([0.0, 0.0, 30.0]),
         covers=st.booleans(),
+        twins=st.integers(0, 2),
         session=st.sampled_from(["", "s", "t"]),
     )
-    def finish(self, which: int, awaited: bool, retain: float, covers: bool, session: str) -> None:
-        """A request ends and leaves a chain, perhaps on top of one that is leased."""
+    def finish(
+        self, which: int, awaited: bool, retain: float, covers: bool, twins: int, session: str
+    ) -> None:
+        """A request ends and leaves a chain, perhaps on top of one that is leased; of the last
+        blocks of that it may have computed some itself, into blocks of its own."""
         if not self.running:
             return
         own = self.running.pop(which % len(self.running))
         self.made += 1
         older = next(iter(self.retention.leases()), None) if covers else None
         prefix = older.blocks if older is not None else ()
+        prefix = prefix[: max(0, len(prefix) - min(twins, len(own)))]
         chain = Chain(
             key=f"c{self.made}",
             blocks=(*prefix, *own),
@@ -118,7 +125,8 @@ class Engine(RuleBasedStateMachine):
         memory = self.memory()
         actions = self.retention.offered(self.now, chain, memory, lambda: self.pinned)
         # What the longer lease keeps may be read on while the shorter one ends.
-        self.carry_out(actions, memory, why_free=chain.tier == HBM)
+        goes_on = frozenset(chain.blocks if chain.tier == HBM else ())
+        self.carry_out(actions, memory, goes_on)
         self.give(tuple(own))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0, 60.0]), needed=st.integers(0, 6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvferry.core.retention import Retention
 from kvferry.core.retention_actions import Action
 from kvferry.core.retention_host import WINDOW_S
@@ -232,6 +234,31 @@ def test_what_is_read_when_its_session_ends_is_read_to_its_end() -> None:
     assert said(node.retention.session_ended("s", node.memory, lambda: read)) == []
     assert node.until(1.0, pinned=read) == []
     assert node.until(1.5) == ["1.5s end a (session_end)"]
+
+
+def test_what_a_longer_lease_does_not_keep_is_read_to_its_end() -> None:
+    """Two requests computed the same side by side, and so the longer chain has a twin of the
+    shorter one's last block: a reader of the shorter one goes on reading what its lease holds."""
+    for twins, read_on in ((0, False), (1, True)):
+        node = Node(per_s=5.0)
+        assert node.finishes("short", 6, awaited=True) == ["lease short (handover) 30s"]
+        short = node.retention.find("short")
+        assert short is not None
+        pinned = frozenset(short.blocks)
+        longer = Chain(
+            key="longer",
+            blocks=(*short.blocks[: 6 - twins], *range(50, 54 + twins)),
+            bytes=10_000,
+            saved_ms=100.0,
+            covers=("short",),
+            awaited=True,
+        )
+        heard = said(node.retention.offered(0.0, longer, node.memory, partial(frozenset, pinned)))
+        ends = ["end short (superseded)"]
+        assert heard == ["lease longer (handover) 30s"] + ([] if read_on else ends)
+        assert node.until(1.0, pinned=pinned) == []
+        assert node.until(1.5) == (["1.5s end short (superseded)"] if read_on else [])
+        assert node.retention.leased_blocks == 10
 
 
 def test_leases_take_only_what_is_spare_beside_running_requests() -> None:
