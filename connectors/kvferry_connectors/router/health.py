@@ -41,7 +41,10 @@ class Prober:
         self._tasks = []
 
     async def _first(self, engine: Engine) -> None:
-        trouble, _ = await self._probe(engine)
+        trouble, timed_out = await self._probe(engine)
+        for _ in range(1, self._settings.probe_timeouts_max):
+            if timed_out:
+                trouble, timed_out = await self._probe(engine)
         if trouble:
             engine.mark_down(trouble)
         engine.probe_now.clear()
@@ -88,6 +91,8 @@ class Prober:
                 answer = await self._client.get(f"{engine.url}/health")
         except TimeoutError:
             return f"/health silent for {self._settings.probe_timeout_s:g} s", True
+        except httpx.ConnectTimeout:
+            return f"/health not reached in {self._settings.connect_timeout_s:g} s", True
         except httpx.TransportError as error:
             return f"/health unreachable ({type(error).__name__})", False
         if answer.status_code != 200:
