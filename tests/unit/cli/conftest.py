@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.processes import Engines, Up, running_up
+from tests.unit.cli.processes import BOUND_S, Engines, Up, running_up
+
+from kvferry.cli import replicas
+from kvferry.cli.checks import beats
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +20,14 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("KVFERRY_NATS", "KVFERRY_KEY_FILE", "KVFERRY_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a coordinator, it is heard, however long this machine stands still."""
+    if "up" in request.fixturenames:
+        monkeypatch.setattr(replicas, "LISTEN_S", BOUND_S)
+        monkeypatch.setattr(beats, "LISTEN_S", BOUND_S)
 
 
 @pytest.fixture(scope="module")
