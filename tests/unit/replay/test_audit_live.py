@@ -30,6 +30,7 @@ from kvferry.core.events import (
     Transferred,
 )
 from kvferry.core.messages import HeldLease, HeldPin
+from kvferry.errors import LedgerUnavailable
 from kvferry.ledger.codec import encode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.subjects import coord_subject, facts_subject
@@ -194,6 +195,24 @@ async def test_a_silent_node_is_named_and_breaks_nothing() -> None:
         report = await asked(made)
     assert (report.asked, report.agreed, report.silent) == (2, ("p0",), ("d0",))
     assert report.findings == ()
+
+
+async def test_a_node_that_stood_still_for_a_moment_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node(offer("o1", 4)) as made:
+        answers, asked_of = made.log.request, list[str]()
+
+        async def late(subject: str, data: bytes, timeout_s: float) -> bytes:
+            asked_of.append(subject)
+            if len(asked_of) == 1:
+                raise LedgerUnavailable(f"no answer on {subject} within {timeout_s:g} s")
+            return await answers(subject, data, timeout_s)
+
+        monkeypatch.setattr(made.log, "request", late)
+        report = await asked(made)
+    assert (report.agreed, report.silent, report.findings) == (("p0",), (), ())
+    assert len(asked_of) >= 2
 
 
 async def test_what_the_ledger_has_not_stored_is_not_held_against_it() -> None:

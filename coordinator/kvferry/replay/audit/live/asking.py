@@ -9,7 +9,7 @@ from kvferry.errors import LedgerUnavailable
 from kvferry.ports.log import BusPort
 
 ANSWER_S = 3.0
-"""An agent answers within milliseconds; one that is silent for so long does not answer."""
+"""An agent answers within milliseconds; one that is silent for so long, twice, does not answer."""
 PAGES_MAX = 4_096
 
 _DECODE = msgspec.msgpack.Decoder(Holdings).decode

@@ -60,6 +60,7 @@ class LiveAudit:
         self._findings: list[Finding] = []
         self._agreed: list[str] = []
         self._silent: list[str] = []
+        self._quiet: set[Name] = set()
         self._heard: set[Name] = set()
         self._why: dict[Name, str] = {}
         self._doubts: dict[Name, set[Difference]] = {}
@@ -108,7 +109,7 @@ class LiveAudit:
         round_ = Round(self._state, answers)
         round_.begin()
         await self._until_there(round_)
-        again = []
+        again = [name for name in names if name not in answers and self._ask_again(name, last)]
         for name in answers:
             missed = round_.missed.get(name)
             if missed is not None and missed.broken and last:
@@ -133,10 +134,18 @@ class LiveAudit:
         for name, pages in await asyncio.gather(*(one(name) for name in names)):
             if pages is not None:
                 found[name] = pages
-            elif self._expected(name):
-                self._silent.append(name[1])
         self._heard |= found.keys()
         return found
+
+    def _ask_again(self, name: Name, last: bool) -> bool:
+        """Whether a node that did not answer is asked once more: it may have stood still."""
+        if not self._expected(name):
+            return False
+        if name not in self._quiet and not last:
+            self._quiet.add(name)
+            return True
+        self._silent.append(name[1])
+        return False
 
     def _expected(self, name: Name) -> bool:
         """Whether the node has to answer: one that was given up need not live."""
