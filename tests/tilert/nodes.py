@@ -110,7 +110,9 @@ class DecodeNode:
 
     def status(self) -> dict[str, Any]:
         """``/decode_status``: whether it is busy, and with which rid."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/decode_status", trust_env=False).json()
+        answer: dict[str, Any] = httpx.get(
+            f"{self.url}/decode_status", timeout=WAIT_S, trust_env=False
+        ).json()
         return answer
 
     def injected(self, number: int) -> dict[str, Any]:

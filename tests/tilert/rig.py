@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 from tests.tilert.nodes import DecodeNode
@@ -17,6 +18,7 @@ from tests.tilert.standin import PrefillStandIn, Send
 from tests.unit.router.support import FakeEngine, Served, engine_server, start
 
 from kvferry.node.slots import SlotNode
+from kvferry.node.slots.timing import SlotTiming
 from kvferry_connectors.router.app import create_app
 from kvferry_connectors.router.context import Router
 from kvferry_connectors.router.settings import EngineUrl, RouterSettings
@@ -28,6 +30,9 @@ ANSWER_S = 120.0
 BLOCKS = 8
 TILERT = {"pool": "tilert"}
 OR_NATIVE = {"pool": "tilert", "fallback": True}
+PATIENT = SlotTiming(ask_within_s=60.0, try_s=10.0, end_within_s=60.0)
+"""A coordinator on a machine that stands still for a while is not one that is gone."""
+STATUS_S = 60.0
 
 
 def make_tokenizer(folder: Path) -> Path:
@@ -116,6 +121,8 @@ async def rig(
         decode=(EngineUrl("d0", "http://unset"),),
         nats_url=nats_url,
         node=node,
+        connect_timeout_s=ANSWER_S,
+        probe_timeout_s=ANSWER_S,
         probe_every_s=0.3,
         drain_s=1.0,
         tilert=TilertSettings(
@@ -129,10 +136,11 @@ async def rig(
                 for name, one in nodes.items()
             ),
             tokenizer=str(tokenizer),
-            **bounds,
+            **{"status_within_s": STATUS_S, **bounds},
         ),
     )
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch("kvferry.node.slots.client.SlotTiming", lambda: PATIENT))
         prefill, native = PrefillStandIn(send), FakeEngine("d0")
         servers: list[Served] = []
 

@@ -21,8 +21,8 @@ def test_the_stub_server_answers_and_no_file_of_the_package_is_edited(
     decode_node: StartNode,
 ) -> None:
     node = decode_node()
-    assert httpx.get(f"{node.url}/health", trust_env=False).json() == {"status": "ok"}
-    told = httpx.get(f"{node.url}/capabilities", trust_env=False).json()
+    assert httpx.get(f"{node.url}/health", timeout=60.0, trust_env=False).json() == {"status": "ok"}
+    told = httpx.get(f"{node.url}/capabilities", timeout=60.0, trust_env=False).json()
     assert (told["profile"], told["engine"]) == ("dsv32", "StubEngine")
     assert node.status() == {"status": "idle", "current_rid": None}
     with socket.create_connection(("127.0.0.1", node.ctrl_port), timeout=10) as control:
@@ -36,7 +36,7 @@ def test_the_stub_server_answers_and_no_file_of_the_package_is_edited(
 
 def test_a_spy_engine_stands_behind_the_same_server(decode_node: StartNode) -> None:
     node = decode_node(model="glm5", dtype="bfloat16", spy={"tokens": [1, 2, 3]})
-    told = httpx.get(f"{node.url}/capabilities", trust_env=False).json()
+    told = httpx.get(f"{node.url}/capabilities", timeout=60.0, trust_env=False).json()
     assert told["engine"] == "SpyEngine"
     assert told["capabilities"] == {"penalties": False, "ignore_eos": True, "logprobs": False}
 

@@ -294,5 +294,5 @@ def test_a_closed_engine_ends_its_sends(nodes: Nodes) -> None:
         engine.begin("closed", nodes.a, IDS, TOKENS)
     assert engine.outcome().reason == "closed"
     assert [t.name for t in threading.enumerate() if t.name == "kvferry-tilert-closed"] == []
-    httpx.post(f"{nodes.a.url}/pd/cancel", json={"rid": "closed"}, trust_env=False)
+    httpx.post(f"{nodes.a.url}/pd/cancel", json={"rid": "closed"}, timeout=60.0, trust_env=False)
     decode(nodes.a, "closed", timeout_s=0.3)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from tests.e2e.plane import of
+from tests.tilert.nodes import WAIT_S
 from tests.tilert.playback import write_rows
 from tests.tilert.return_bench import SLOTS, Bench, compare
 from tests.tilert.returning import Peer, Turn, drawn, facts_of
@@ -106,7 +107,10 @@ def test_an_aborted_generation_is_kept_as_far_as_it_came(bench: Bench) -> None:
             asked = pool.submit(turn.decode, bench.node)
             bench.node.wait_for(bench.node.decoding, "the generation")
             cancelled = httpx.post(
-                f"{bench.node.url}/pd/cancel", json={"rid": turn.rid}, trust_env=False
+                f"{bench.node.url}/pd/cancel",
+                json={"rid": turn.rid},
+                timeout=WAIT_S,
+                trust_env=False,
             )
             assert cancelled.status_code == 200
             made = asked.result().json()["token_ids"]

@@ -47,7 +47,7 @@ COMMON: dict[str, Any] = {
 
 def both(url: str) -> dict[str, Any]:
     """The configuration of an engine that prefills for TileRT and takes back."""
-    patient = {"plan_deadline_ms": 10_000, "pin_timeout_ms": 10_000, "verify": "full"}
+    patient = {"plan_deadline_ms": 15_000, "pin_timeout_ms": 15_000, "verify": "full"}
     ferry = {
         "kv_connector": "KVFerryConnector",
         "kv_connector_module_path": "kvferry_connectors.vllm.connector",
@@ -129,6 +129,7 @@ class Fleet:
         assert (ended.kept_blocks, ended.not_kept) == (KEPT, ""), self.node.tail()
         assert ended.session == f"s{seed}"
         self.plane.wait_projected()
+        self.engine.until("plans", bool)
         return tokens
 
     def next_turn(self, seed: int, before: list[int], tail: int, salt: str | None = None) -> Answer:
