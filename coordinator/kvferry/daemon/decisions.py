@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -13,14 +11,12 @@ from collections.abc import Awaitable, Callable
 from kvferry.core.commands import Command, TakeLead
 from kvferry.core.decide import Decision, decide
 from kvferry.core.effects import Effect
-from kvferry.core.envelope import Batch, Entry
-from kvferry.core.events import COORD, AnyEvent
+from kvferry.core.events import AnyEvent
 from kvferry.core.state import SpaceState
+from kvferry.daemon.decision_lane import DecisionLane
 from kvferry.daemon.projector import Projector
 from kvferry.daemon.standing import NotLeader, Standing
 from kvferry.errors import LedgerUnavailable, WrongLastSequence
-from kvferry.ledger.codec import encode
-from kvferry.ledger.subjects import coord_subject
 from kvferry.ports.log import FACTS_STREAM, LogPort
 
 log = logging.getLogger("kvferry.daemon")
@@ -60,10 +56,7 @@ class Decider:
         self._cost = cost
         self._timeout_s = timeout_s
         self._now_ms = now_ms
-        self._incarnation = secrets.token_hex(8)
-        # One sequence over all spaces: message ids carry no space, and the log would take two
-        # equal ones for the same message.
-        self._seq = itertools.count(1)
+        self._lane = DecisionLane(log_port, standing.replica, now_ms)
         self._locks: dict[str, asyncio.Lock] = {}
         self._held: dict[str, tuple[int, int]] = {}
         self._claimed: dict[str, deque[int]] = {}
@@ -173,13 +166,14 @@ class Decider:
             raise NotLeader(rival.replica if rival is not None else "")
         if self.leads(space) and self._held[space][1] > 0:
             return
-        last = await self._log.last_of_subject(coord_subject(space))
-        seq = last.seq if last is not None else 0
+        seq, decides = await self._lane.last(space)
+        if not seq:
+            seq = await self._lane.open(space, self._space(space).term)
         await self._projector.reached(seq, self._timeout_s)
         known = self._space(space)
         ours = known.leader == self._standing.replica
         # An election whose answer was lost may be stored all the same, and late.
-        if ours and known.term in self._claimed.get(space, ()) and seq > 0:
+        if ours and known.term in self._claimed.get(space, ()) and decides:
             self._held[space] = (known.term, seq)
             return
         # Where the stream has dropped every decision, a later leader's may have been among them.
@@ -219,26 +213,8 @@ class Decider:
 
     async def _append(self, space: str, term: int, events: tuple[AnyEvent, ...]) -> None:
         """Store events after the predecessor and fold up to them."""
-        first = next(self._seq)
-        for _ in events[1:]:
-            next(self._seq)
-        wall_ms = self._now_ms()
-        batch = Batch(
-            space=space,
-            node=self._standing.replica,
-            incarnation=self._incarnation,
-            epoch=term,
-            lane=COORD,
-            seq=first,
-            entries=tuple(Entry(event=event, wall_ms=wall_ms) for event in events),
-        )
         try:
-            seq = await self._log.append(
-                coord_subject(space),
-                encode(batch),
-                message_id=batch.message_id,
-                expected_last=self._held[space][1],
-            )
+            seq = await self._lane.append(space, term, events, after=self._held[space][1])
         except WrongLastSequence:
             self._forget(space)
             raise
@@ -251,8 +227,7 @@ class Decider:
         Raises:
             WrongLastSequence: another leader has decided since.
         """
-        last = await self._log.last_of_subject(coord_subject(space))
-        if last is None or last.seq != self._held[space][1]:
+        if (await self._lane.last(space)).seq != self._held[space][1]:
             self._forget(space)
             raise WrongLastSequence(f"another coordinator wrote for space {space}")
 

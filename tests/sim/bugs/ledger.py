@@ -8,7 +8,7 @@ from tests.sim.bugs.bug import Bug, Patch
 
 from kvferry.core import lanes
 from kvferry.daemon import projector
-from kvferry.daemon.decisions import Decider
+from kvferry.daemon.decision_lane import DecisionLane
 from kvferry.daemon.liveness import Liveness
 from kvferry.node.agent.lanes import LaneWriter
 from kvferry.node.agent.lanes_facts import FactsLane
@@ -89,16 +89,16 @@ def _resync_never_asked() -> tuple[Patch, ...]:
 def _deposed_leader_accepted() -> tuple[Patch, ...]:
     """Decisions no longer name their predecessor."""
 
-    async def append(self: Any, space: str, term: int, events: Any) -> None:
+    async def append(self: Any, *given: Any, **more: Any) -> Any:
         fenced = self._log
         self._log = _Unfenced(fenced)
         try:
-            await shipped(self, space, term, events)
+            return await shipped(self, *given, **more)
         finally:
             self._log = fenced
 
-    shipped = Decider._append
-    return (Patch(Decider, "_append", append),)
+    shipped = DecisionLane.append
+    return (Patch(DecisionLane, "append", append),)
 
 
 class _Unfenced:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.daemon.support import SPACE, FakeNode, ask, intrude, quick, running, until
+from tests.unit.daemon.support import BOUND_S, SPACE, FakeNode, ask, intrude, quick, running, until
 
 from kvferry.core.commands import SetPolicy
 from kvferry.core.events import LeaderElected, NodeClosed, PolicySet
@@ -107,6 +107,41 @@ async def test_a_lead_is_taken_anew_where_the_stream_dropped_every_decision() ->
         assert term > elected
         assert [type(event) for _, _, event in rest] == [PolicySet]
         assert coordinator.standing.leading
+
+
+class StillLog(MemoryLog):
+    """c-a stands still once it has looked, until the stream has lost what came since."""
+
+    def __init__(self, limits: StreamLimits) -> None:
+        super().__init__(limits)
+        self.standing_still = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def append(
+        self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
+    ) -> int:
+        if subject == coord_subject(SPACE) and decode(data).node == "c-a":
+            self.standing_still.set()
+            await self.go_on.wait()
+        return await super().append(
+            subject, data, message_id=message_id, expected_last=expected_last
+        )
+
+
+async def test_who_stood_still_since_nothing_was_there_gives_no_term_twice() -> None:
+    log = StillLog(StreamLimits(facts_max_bytes=3_000))
+    node = FakeNode(log, "p0")
+    await node.join()
+    async with running(log, replica="c-a", decide_timeout_s=BOUND_S) as coordinator:
+        await log.standing_still.wait()
+        await intrude(log, "c-z", 1, LeaderElected(term=1, replica="c-z"))
+        while await decisions(log):
+            await node.facts(*[NodeClosed(incarnation="other")] * 20)
+        log.go_on.set()
+        await until(lambda: coordinator.decider.leads(SPACE), "it leads once the other is silent")
+        ((leader, term, _),) = await decisions(log)
+        assert (leader, term) == ("c-a", coordinator.decider.term())
+        assert term > 1
 
 
 async def test_a_decision_that_was_overtaken_is_made_afresh() -> None:

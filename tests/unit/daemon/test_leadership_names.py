@@ -9,6 +9,7 @@ from kvferry.core.commands import SetPolicy
 from kvferry.core.events import LeaderElected, NodeClosed
 from kvferry.daemon.standing import NotLeader
 from kvferry.errors import LedgerUnavailable
+from kvferry.ledger.codec import decode
 from kvferry.ledger.memory import MemoryLog
 from kvferry.ledger.streams import StreamLimits
 from kvferry.ledger.subjects import coord_subject
@@ -28,7 +29,7 @@ class LateLog(MemoryLog):
     async def append(
         self, subject: str, data: bytes, *, message_id: str, expected_last: int | None = None
     ) -> int:
-        if subject == coord_subject(SPACE):
+        if subject == coord_subject(SPACE) and decode(data).entries:
             self.elections += 1
             if self.elections == 1:
                 self.late = {"message_id": message_id, "expected_last": expected_last, "data": data}

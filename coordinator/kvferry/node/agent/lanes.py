@@ -108,10 +108,12 @@ class LaneWriter:
     def seal(self, entries: Sequence[Entry], *, handed: bool = True) -> list[Entry]:
         """Make batches of the entries; returns those that cannot be encoded.
 
-        ``handed`` says whether the entries came through the outbox.
+        ``handed`` says whether the entries came through the outbox. What the agent itself says is
+        one message if that fits: a record's beginning without its inventory is of no use to a
+        reader whom the stream's limits took the other part from.
         """
         poison: list[Entry] = []
-        most = self._settings.batch_events_max
+        most = self._settings.batch_events_max if handed else max(1, len(entries))
         for at in range(0, len(entries), most):
             poison += self._seal_batch(tuple(entries[at : at + most]), handed)
         return poison
