@@ -11,7 +11,12 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
+
+# How long one example took says how busy the machine is, nothing about what it shows.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 SHARED = ("pair", "parts", "benches")
 """Fixtures of the session that are dear to make: their tests go to one worker."""

@@ -25,7 +25,7 @@ PROMPT = chain("talk", 64)
 async def test_a_silent_node_is_declared_gone_with_its_offers_and_rejoins() -> None:
     log = MemoryLog()
     p0, d0 = FakeNode(log, "p0"), FakeNode(log, "d0")
-    async with running(log) as coordinator:
+    async with running(log, silent_after_s=1.5) as coordinator:
         for node in (p0, d0):
             await node.join()
             await node.start()

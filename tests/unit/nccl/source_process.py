@@ -15,7 +15,7 @@ def main() -> None:
     blocks, block_bytes, seed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     pool = Pool(blocks, [block_bytes])
     pool.fill(seed)
-    end = make_end(pool, pace_s=0.01)
+    end = make_end(pool, pace_s=0.1)
     sys.stdout.write(end.backend.describe().hex() + "\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -21,6 +21,8 @@ from kvferry_backends.nccl import pair as pair_module
 
 BLOCKS = 64
 BLOCK_BYTES = 65536
+SLOW_S = 0.2
+"""What a chunk takes where a read is to be caught in its midst: all of it would take 12 s."""
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -114,9 +116,10 @@ def test_a_source_frozen_in_mid_send_costs_the_deadline_and_never_writes_later(
     make: Make, start: Callable[[], Remote]
 ) -> None:
     remote, target = start(), make(Pool(BLOCKS, [BLOCK_BYTES]))
-    read = target.post(remote.description, range(BLOCKS - 1), range(BLOCKS - 1), deadline_s=0.4)
+    read = target.post(remote.description, range(BLOCKS - 1), range(BLOCKS - 1))
     under_way(target)
     remote.signal(signal.SIGSTOP)
+    read.deadline = time.monotonic() + 0.4
     outcome = read.wait(WAIT_S)
     assert outcome is not None
     assert outcome.error == "deadline"
@@ -149,7 +152,7 @@ def test_without_the_fence_the_stand_in_does_write_into_reused_blocks(
 ) -> None:
     """Negative control: an abort alone leaves scatters in the stream, as on a GPU."""
     source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.01)
-    target = make(Pool(BLOCKS, [BLOCK_BYTES]), scatter_s=0.01)
+    target = make(Pool(BLOCKS, [BLOCK_BYTES]), scatter_s=0.1)
     source.pool.fill("remote")
     fence = pair_module.fence
     monkeypatch.setattr(pair_module, "fence", lambda pipe: pipe.abort() is None)
@@ -163,7 +166,7 @@ def test_without_the_fence_the_stand_in_does_write_into_reused_blocks(
 
 
 def test_reads_in_the_queue_end_at_once_by_abort_and_by_their_own_deadline(make: Make) -> None:
-    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.05)
+    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=SLOW_S)
     target = make(Pool(BLOCKS, [BLOCK_BYTES]))
     source.pool.fill("remote")
     peer = source.backend.describe()
@@ -175,6 +178,7 @@ def test_reads_in_the_queue_end_at_once_by_abort_and_by_their_own_deadline(make:
     assert outcome is not None
     assert outcome.error == "deadline"
     assert long.poll() is None
+    source.device.pace_s = 0.0
     outcome = long.wait(WAIT_S)
     assert outcome is not None
     assert outcome.error == ""
@@ -183,7 +187,7 @@ def test_reads_in_the_queue_end_at_once_by_abort_and_by_their_own_deadline(make:
 
 def test_close_of_either_end_in_mid_read(make: Make) -> None:
     for closing in ("source", "target"):
-        source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.05)
+        source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=SLOW_S)
         target = make(Pool(BLOCKS, [BLOCK_BYTES]))
         source.pool.fill("remote")
         reads = [
@@ -200,7 +204,7 @@ def test_close_of_either_end_in_mid_read(make: Make) -> None:
 
 
 def test_forgetting_a_source_ends_its_reads_and_communicators(make: Make) -> None:
-    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.05)
+    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=SLOW_S)
     target, other = make(Pool(BLOCKS, [BLOCK_BYTES])), make(Pool(BLOCKS, [BLOCK_BYTES]))
     source.pool.fill("remote")
     peer = source.backend.describe()
@@ -224,7 +228,7 @@ def test_forgetting_a_source_ends_its_reads_and_communicators(make: Make) -> Non
 
 
 def test_a_communicator_that_says_it_failed_ends_the_read(make: Make) -> None:
-    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.02)
+    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=SLOW_S)
     target = make(Pool(BLOCKS, [BLOCK_BYTES]), loud=True)
     source.pool.fill("remote")
     read = target.post(source.backend.describe(), range(BLOCKS - 1), range(BLOCKS - 1))
@@ -241,14 +245,14 @@ def test_a_ring_that_never_drains_keeps_the_blocks_in_quarantine(
     monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setattr(posted, "FENCE_S", 0.2)
-    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=0.02)
+    source = make(Pool(BLOCKS, [BLOCK_BYTES]), pace_s=SLOW_S)
     target = make(Pool(BLOCKS, [BLOCK_BYTES]))
     source.pool.fill("remote")
     fence = pair_module.fence
     monkeypatch.setattr(pair_module, "fence", lambda pipe: False)
-    read = target.post(
-        source.backend.describe(), range(BLOCKS - 1), range(BLOCKS - 1), deadline_s=0.2
-    )
+    read = target.post(source.backend.describe(), range(BLOCKS - 1), range(BLOCKS - 1))
+    under_way(target)
+    read.deadline = time.monotonic()
     assert read.wait(1.0) is None
     # Others are served, over a communicator and a seat of their own.
     monkeypatch.setattr(pair_module, "fence", fence)

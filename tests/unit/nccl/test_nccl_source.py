@@ -85,7 +85,7 @@ def test_a_target_that_leaves_after_the_go_frees_its_communicator(
     make: Make, calls: Calls, leaving: str
 ) -> None:
     source = make(Pool(4, [4096]))
-    call = asked(calls, source, encode(want()), WAIT_S if leaving == "closes" else 0.3)
+    call = asked(calls, source, encode(want()), WAIT_S if leaving == "closes" else 2.5)
     go = decode(call.receive(), Go)
     assert (go.number, len(go.unique_id)) == (0, 16)
     until(lambda: len(source.device.opened) == 1)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.unit.daemon.support import until
+import msgspec
+from tests.unit.daemon.support import BOUND_S, until
 
 from kvferry.core.events import SlotChanged
 from kvferry.core.slots import SlotNode
@@ -21,6 +22,7 @@ from kvferry.node.agent.settings import NodeSettings
 from kvferry.node.slots import SlotClient, SlotTiming
 from kvferry.ports.log import FACTS_STREAM, Handler
 
+CLOSE_S = 0.3
 LIMIT_MS = 1_600
 """A node's idle limit in tests: a holder may act for 0.2 s after its last acknowledged sign."""
 
@@ -110,13 +112,15 @@ async def client_of(
     client = SlotClient(
         NodeSettings(nats_url="nats://memory", node=name),
         "a",
-        timing=SlotTiming(**{"end_within_s": 0.3, **timing}),
+        timing=SlotTiming(**{"ask_within_s": BOUND_S, "end_within_s": BOUND_S, **timing}),
         connect=connect,
     )
     await client.start()
     try:
         yield client, link
     finally:
+        # Whoever could hear how leases end has often gone by now.
+        client.timing = msgspec.structs.replace(client.timing, end_within_s=CLOSE_S)
         await client.close()
 
 
