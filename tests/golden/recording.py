@@ -36,6 +36,7 @@ from kvferry.core.events import (
     Transferred,
     TurnEnded,
 )
+from kvferry.node.agent.settings import NodeSettings
 from kvferry_backends.tcp.wire import HEAD_BYTES
 from kvferry_connectors.demo.model import TINY, ensure_model
 from kvferry_connectors.router.ledger import RouterLedger
@@ -195,7 +196,7 @@ def record() -> None:
         plane, relay = Plane(folder, silent_after_s=SILENT_AFTER_S), Relay()
         made: list[EngineProcess] = []
         plane.start_coordinator()
-        router = RouterLedger.open(plane.url, "r0")
+        router = RouterLedger.open(NodeSettings(nats_url=plane.url, node="r0"))
         try:
             start = engine_starter(model, plane.url, made)
             limits = {"plan_deadline_ms": PLAN_DEADLINE_MS, "lease_ms": 5_000}

@@ -57,7 +57,7 @@ def create_app(settings: RouterSettings) -> Starlette:
 @asynccontextmanager
 async def open_router(settings: RouterSettings, model: Model | None) -> AsyncIterator[Router]:
     """Everything that turns share, probed and ready; closed again at the end."""
-    ledger = RouterLedger.open(settings.nats_url, settings.node) if settings.nats_url else None
+    ledger = RouterLedger.open(settings.in_ledger()) if settings.nats_url else None
     try:
         async with (
             make_client(settings) as client,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Annotated
 
 import typer
 
 from kvferry.errors import ConfigError
+from kvferry.node.agent.credentials import nats_credentials
 from kvferry_connectors.router.serve import run
 from kvferry_connectors.router.settings import RETAIN_S_MAX, RouterSettings, parse_engines
 from kvferry_connectors.router.tilert.settings import TilertSettings, parse_nodes
@@ -48,7 +50,8 @@ def command(
             envvar="KVFERRY_NATS",
             metavar="URL",
             help="Where turns are recorded. Without it: the ledger of a running `kvferry up`, "
-            "else nowhere.",
+            "else nowhere. Credentials and TLS come from the variables that `kvferry --help` "
+            "names; without a ledger that lets it in, the router serves all the same.",
             show_default=False,
         ),
     ] = "",
@@ -152,6 +155,7 @@ def command(
         decode=parse_engines(decode, "d"),
         node=node,
         nats_url=nats,
+        nats_credentials=nats_credentials(os.environ) if nats else {},
         engine_api_key=engine_api_key,
         overlap=overlap,
         tilert=TilertSettings(

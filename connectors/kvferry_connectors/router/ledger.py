@@ -11,6 +11,7 @@ from kvferry.ids import ROUTER_SPACE
 
 if TYPE_CHECKING:
     from kvferry.node.agent.agent import NodeAgent
+    from kvferry.node.agent.settings import NodeSettings
     from kvferry.node.outbox.outbox import Outbox
 
 _STOP_S = 5.0
@@ -24,15 +25,15 @@ class RouterLedger:
         self._outbox = outbox
 
     @classmethod
-    def open(cls, nats_url: str, node: str) -> RouterLedger:
+    def open(cls, settings: NodeSettings) -> RouterLedger:
         """Starts the agent. Returns at once, whatever the ledger does."""
         # Imported here, so that a router without a ledger runs without NATS.
         from kvferry.node.agent.agent import NodeAgent
-        from kvferry.node.agent.settings import Identity, NodeSettings
+        from kvferry.node.agent.settings import Identity
         from kvferry.node.outbox.outbox import Outbox
 
         outbox = Outbox()
-        agent = NodeAgent(NodeSettings(nats_url=nats_url, node=node), outbox)
+        agent = NodeAgent(settings, outbox)
         agent.start()
         agent.join(
             Identity(

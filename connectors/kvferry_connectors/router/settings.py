@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kvferry.errors import ConfigError
 from kvferry_connectors.router.tilert.settings import TilertSettings
+from kvferry_connectors.vllm.options import check_credentials
+
+if TYPE_CHECKING:
+    from kvferry.node.agent.settings import NodeSettings
 
 RETAIN_S_MAX = 86_400.0
 
@@ -37,6 +42,8 @@ class RouterSettings:
     """The router's own name in the ledger; two routers need two names."""
     nats_url: str = ""
     """Where turns are recorded; empty records nothing."""
+    nats_credentials: dict[str, str] = field(default_factory=dict)
+    """Who the router is to the ledger's server, as ``KVFerryConnector`` has it."""
     engine_api_key: str = ""
     """Sent to engines as a bearer token in place of what the client sent."""
     hand_over_tokens: bool = True
@@ -87,20 +94,34 @@ class RouterSettings:
                 )
         if not _NAME.fullmatch(self.node):
             raise ConfigError(f"node {self.node!r}: use letters, digits, _ and -")
-        for field in fields(self):
-            value = getattr(self, field.name)
+        check_credentials(self.nats_credentials)
+        for one in fields(self):
+            value = getattr(self, one.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value <= 0 and field.name not in (
+            if value <= 0 and one.name not in (
                 "affinity_slack",
                 "drain_s",
                 "retain_max_s",
             ):
-                raise ConfigError(f"{field.name} is {value}: it must be more than 0")
+                raise ConfigError(f"{one.name} is {value}: it must be more than 0")
         if not 0 <= self.retain_max_s <= RETAIN_S_MAX:
             raise ConfigError(
                 f"retain_max_s is {self.retain_max_s}: use 0 to {RETAIN_S_MAX:g} seconds"
             )
+
+    def in_ledger(self) -> NodeSettings:
+        """What the router is to its ledger.
+
+        Raises:
+            ConfigError: a credential cannot be used.
+        """
+        # Imported here, so that a router without a ledger runs without NATS.
+        from kvferry.node.agent.credentials import settings_from
+
+        return settings_from(
+            self.nats_url, self.node, self.nats_credentials, "--nats, --node or a credential"
+        )
 
 
 def parse_engines(values: Sequence[str], prefix: str) -> tuple[EngineUrl, ...]:

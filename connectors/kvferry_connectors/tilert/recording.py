@@ -12,10 +12,7 @@ import secrets
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from kvferry.core.events import SendBegan, SendEnded
-from kvferry.errors import ConfigError
 from kvferry.ids import ROUTER_SPACE
 from kvferry_connectors.tilert.claims import Claim
 from kvferry_connectors.tilert.options import Options
@@ -112,18 +109,13 @@ def open_recording(options: Options, vllm_config: Any) -> Recording | None:
 def _joined(options: Options, name: str) -> Recording:
     """A node of its own."""
     from kvferry.node.agent.agent import NodeAgent
-    from kvferry.node.agent.settings import Identity, NodeSettings
+    from kvferry.node.agent.credentials import settings_from
+    from kvferry.node.agent.settings import Identity
     from kvferry.node.outbox.outbox import Outbox
 
-    wanted = {
-        "nats_url": options.nats_url,
-        "node": name,
-        **options.nats_credentials,
-    }
-    try:
-        settings = msgspec.convert(wanted, NodeSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"kv_connector_extra_config: {error}") from error
+    settings = settings_from(
+        options.nats_url, name, options.nats_credentials, "kv_connector_extra_config"
+    )
     outbox = Outbox()
     agent = NodeAgent(settings, outbox)
     agent.start()

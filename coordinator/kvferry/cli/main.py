@@ -17,7 +17,8 @@ Start with `kvferry up`, give its output to your vLLM servers, then look with `k
 The ledger's url comes from --nats, KVFERRY_NATS, or a running `kvferry up`. Who we are to the \
 server comes from KVFERRY_NATS_USER and KVFERRY_NATS_PASSWORD, KVFERRY_NATS_TOKEN, \
 KVFERRY_NATS_NKEY_FILE or KVFERRY_NATS_CREDS_FILE; TLS from KVFERRY_NATS_TLS_CA, \
-KVFERRY_NATS_TLS_CERT and KVFERRY_NATS_TLS_KEY.
+KVFERRY_NATS_TLS_CERT and KVFERRY_NATS_TLS_KEY; KVFERRY_NATS_INBOX_PREFIX names the inbox of a \
+user who may listen to one only, as _INBOX.r0.
 
 Exit codes: 0 all is well, 1 found trouble, 2 wrong usage, 3 the ledger cannot be used.
 """

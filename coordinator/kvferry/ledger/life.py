@@ -102,12 +102,13 @@ def connect_error(server: str, error: Exception, timeout_s: float) -> LedgerErro
     if isinstance(error, nats.errors.AuthorizationError) or "authorization" in text.lower():
         return LedgerRefused(
             f"the ledger at {server} refuses our credentials: give the user, token, nkey or "
-            "creds file that the server knows"
+            "creds file that the server knows, to engines as nats_credentials, to commands as "
+            "KVFERRY_NATS_USER and the other variables that `kvferry --help` names"
         )
     if isinstance(error, ssl.SSLError):
         return LedgerRefused(
             f"TLS with the ledger at {server} failed: {text}; give its CA (tls_ca), and tls_cert "
-            "and tls_key if it asks for them"
+            "and tls_key if it asks for them, to commands as KVFERRY_NATS_TLS_CA and so on"
         )
     if isinstance(error, ConfigError):
         return LedgerRefused(str(error))

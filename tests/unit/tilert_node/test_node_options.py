@@ -43,7 +43,7 @@ def test_options_are_the_connectors_by_their_names(
     served: list[NodeOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVFERRY_NATS_USER", "t0")
-    monkeypatch.setenv("KVFERRY_NATS_TLS_CA", "ca.pem")
+    monkeypatch.setenv("KVFERRY_NATS_TLS_CA", files()["tls_ca_file"])
     monkeypatch.setenv("KVFERRY_NATS_INBOX_PREFIX", "_INBOX.t0")
     given = assigned("tcp.connections=3", *TLS)
     assert cli.run([*LEAST, "--host", "127.0.0.2", "--backends", "tcp, nixl", *given]) == 0
@@ -52,7 +52,7 @@ def test_options_are_the_connectors_by_their_names(
     assert planes.backend_options == {"tcp": {"connections": 3, **files()}}
     assert served[0].nats_credentials == {
         "user": "t0",
-        "tls_ca_file": "ca.pem",
+        "tls_ca_file": files()["tls_ca_file"],
         "inbox_prefix": "_INBOX.t0",
     }
 

@@ -22,13 +22,9 @@ async def open_tilert(
         yield None
         return
     # Imported here, so that a router without TileRT nodes and a ledger runs without NATS.
-    from kvferry.node.agent.settings import NodeSettings
     from kvferry.node.slots.client import SlotClient
 
-    slots = SlotClient(
-        NodeSettings(nats_url=settings.nats_url, node=settings.node),
-        incarnation=secrets.token_hex(8),
-    )
+    slots = SlotClient(settings.in_ledger(), incarnation=secrets.token_hex(8))
     try:
         await slots.start()
         pool = TilertPool(settings.tilert, model, client, slots)

@@ -13,17 +13,12 @@ from typing import Annotated
 import typer
 
 from kvferry.errors import KVFerryError
-from kvferry.ledger.credentials import INBOX_VARIABLE, from_environment
+from kvferry.node.agent.credentials import nats_credentials
 from kvferry_backends.options import parse_assigned
 from kvferry_connectors.tilert.node.main import serve
 from kvferry_connectors.tilert.node.settings import WITHIN_MS_MAX, NodeOptions
 
 USAGE, INTERRUPTED = 2, 130
-_AS_THE_CONNECTOR = {
-    "tls_ca": "tls_ca_file",
-    "tls_cert": "tls_cert_file",
-    "tls_key": "tls_key_file",
-}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -177,7 +172,7 @@ def command(
     options = NodeOptions(
         node=node,
         nats_url=nats,
-        nats_credentials=_credentials(nats_creds),
+        nats_credentials=nats_credentials(os.environ, nats_creds),
         key=key,
         space=space,
         host_tier_bytes=host_tier_bytes,
@@ -192,17 +187,6 @@ def command(
     # The server in TileRT's main gives a signal on once it has ended; the node ends cleanly then.
     signal.signal(signal.SIGTERM, _end)
     serve(options, engine, context.args)
-
-
-def _credentials(creds_file: str) -> dict[str, str]:
-    """As ``KVFerryConnector`` names them, from the variables of every command."""
-    given = {
-        _AS_THE_CONNECTOR.get(field, field): value
-        for field, value in from_environment(os.environ).items()
-    }
-    if os.environ.get(INBOX_VARIABLE):
-        given["inbox_prefix"] = os.environ[INBOX_VARIABLE]
-    return given | ({"creds_file": creds_file} if creds_file else {})
 
 
 def run(argv: Sequence[str]) -> int:

@@ -6,13 +6,11 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from kvferry.core.events import PinEnded, Retained
 from kvferry.core.retention_settings import AS_STARTED, RetentionSettings
 from kvferry.errors import BackendError, ConfigError
 from kvferry.node.agent.agent import NodeAgent
-from kvferry.node.agent.settings import NodeSettings
+from kvferry.node.agent.credentials import settings_from
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
 from kvferry_connectors.tilert.node.hashing import check_scheme
@@ -56,11 +54,12 @@ class Membership:
         self.on_withdraw: Callable[[str], object] = lambda reason: None
         self.on_change: Callable[[], object] = lambda: None
         self.member: Member | None = None
-        given = {"nats_url": options.nats_url, "node": options.node, **options.nats_credentials}
-        try:
-            settings = msgspec.convert(given, NodeSettings)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"--nats, --node or a credential: {error}") from error
+        settings = settings_from(
+            options.nats_url,
+            options.node,
+            options.nats_credentials,
+            "--nats, --node or a credential",
+        )
         truth = NodeTruth(self._exports, lambda: self._book, lambda: self.member)
         self.agent = NodeAgent(
             settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from kvferry.ledger.credentials import Credentials
+from kvferry.node.agent.credentials import credentials_of
 from kvferry.node.agent.settings import NodeSettings
 from kvferry.ports.log import BusPort, LogPort
 
@@ -29,20 +29,10 @@ async def connect_jetstream(settings: NodeSettings) -> Ledger:
     # Imported here: an engine process that runs without a ledger needs no NATS client.
     from kvferry.ledger.jetstream import connect
 
-    credentials = Credentials(
-        user=settings.user,
-        password=settings.password,
-        token=settings.token,
-        nkey_seed_file=settings.nkey_seed_file,
-        creds_file=settings.creds_file,
-        tls_ca=settings.tls_ca_file,
-        tls_cert=settings.tls_cert_file,
-        tls_key=settings.tls_key_file,
-    )
     return await connect(
         settings.nats_url,
         name=f"kvferry node {settings.node}",
-        credentials=credentials,
+        credentials=credentials_of(settings),
         inbox_prefix=settings.inbox_prefix,
         timeout_s=settings.connect_timeout_s,
     )
