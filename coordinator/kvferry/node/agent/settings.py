@@ -44,7 +44,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     breaker_open_s: float = 2.0
     """... for so long at the most, and for an eighth of it at first."""
     replica_silent_s: float = 3.0
-    """A coordinator replica that was not heard for so long is not asked."""
+    """A coordinator replica that was not heard for so long, and for no shorter than a plan may
+    take, is not asked."""
     heartbeat_s: float = 1.0
     poll_ms: float = 10.0
     """How soon the agent looks into the outbox of an engine that just began or just stopped."""

@@ -48,7 +48,9 @@ class PlanClient:
         self.advice = AdviceView(settings.node)
         self.held = HeldView()
         self._settings = settings
-        self._replicas = Replicas(settings.replica_silent_s)
+        # Whoever may take long to answer may be silent for as long: a patient node asks it still.
+        silent_s = max(settings.replica_silent_s, settings.plan_deadline_ms / 1000)
+        self._replicas = Replicas(silent_s)
         self._breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
         self._gate = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
