@@ -26,6 +26,9 @@ REQUEST = PlanRequest(
 )
 
 
+ASKS_MAX = 200
+
+
 class Ask:
     """One ask and what became of it."""
 
@@ -77,6 +80,17 @@ async def serve(bus: MemoryLog, replica: str, counter: list[str]) -> None:
         await reply(encode(PlanAnswer(replica=replica, position=7)))
 
     await bus.subscribe(plan_subject(replica), handle)
+
+
+async def sent(plans: PlanClient, asked: list[str]) -> Ask:
+    """An ask that a replica heard; on a busy machine some are over before they are sent."""
+    for _ in range(ASKS_MAX):
+        ask = Ask()
+        plans.ask(REQUEST, ask.done)
+        await until(lambda ask=ask: asked or ask.ended.is_set(), "it is heard, or over")  # type: ignore[misc]
+        if asked:
+            return ask
+    raise AssertionError("no ask was heard")
 
 
 async def freeze(bus: MemoryLog, replica: str, counter: list[str]) -> None:

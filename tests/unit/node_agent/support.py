@@ -35,7 +35,8 @@ def settings(url: str, **changes: object) -> NodeSettings:
         "reconnect_min_s": 0.05,
         "reconnect_max_s": 0.5,
         "heartbeat_s": 0.1,
-        "plan_deadline_ms": 1000.0,
+        "plan_deadline_ms": 20_000.0,
+        "replica_silent_s": 600.0,
         "resync_pause_s": 0.2,
     }
     return NodeSettings(nats_url=url, **(quick | changes))  # type: ignore[arg-type]
@@ -155,4 +156,4 @@ def running(agent_settings: NodeSettings, outbox: Outbox) -> Iterator[NodeAgent]
     try:
         yield agent
     finally:
-        agent.stop(5.0)
+        agent.stop(BOUND_S)

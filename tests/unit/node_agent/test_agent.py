@@ -223,7 +223,8 @@ async def test_a_refusal_is_shown_and_does_not_end_the_agent(
 
 async def test_resync_begins_an_epoch_whose_inventory_is_what_the_node_holds() -> None:
     outbox = Outbox()
-    async with Alive(outbox) as node:
+    # So long that a busy machine hands over five messages within it.
+    async with Alive(outbox, resync_pause_s=2.0) as node:
         node.life.join(identity())
         outbox.facts(offer("kept", 4))
         outbox.facts(offer("gone", 2))
@@ -233,7 +234,7 @@ async def test_resync_begins_an_epoch_whose_inventory_is_what_the_node_holds() -
         outbox.facts(Requested(request="r1", transfer="t1", source="d0", granted=3))
         await node.all_stored()
         before = await folded(node.log)
-        await asyncio.sleep(0.25)  # longer than resync_pause_s, which ignores repetitions
+        await asyncio.sleep(2.1)  # longer than resync_pause_s, which ignores repetitions
         for _ in range(5):
             await node.control("resync", incarnation=identity().incarnation)
         outbox.facts(turn(1))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.unit.node_agent.plan_support import REQUEST, Ask, announce, client, freeze, serve
+from tests.unit.node_agent.plan_support import REQUEST, Ask, announce, client, freeze, sent, serve
 from tests.unit.node_agent.support import until
 
 from kvferry.core.messages import PlanAnswer, encode, plan_subject
@@ -99,11 +99,12 @@ async def test_an_answer_that_cannot_be_decoded_is_none() -> None:
 
 async def test_a_late_answer_after_the_deadline_does_not_count_twice() -> None:
     bus = MemoryLog()
-    release = asyncio.Event()
+    release, asked = asyncio.Event(), list[str]()
     late: list[Callable[[], Awaitable[None]]] = []
 
     async def slow(subject: str, data: bytes, reply: Reply | None) -> None:
         assert reply is not None
+        asked.append("c1")
         await release.wait()
         await reply(encode(PlanAnswer(replica="c1")))
         late.append(release.wait)  # type: ignore[arg-type]
@@ -111,8 +112,7 @@ async def test_a_late_answer_after_the_deadline_does_not_count_twice() -> None:
     async with client(bus, plan_deadline_ms=20.0) as plans:
         await bus.subscribe(plan_subject("c1"), slow)
         await announce(bus, plans, "c1")
-        ask = Ask()
-        plans.ask(REQUEST, ask.done)
+        ask = await sent(plans, asked)
         assert await ask.result() == (None, "plan_late")
         release.set()
         await until(lambda: late, "the late answer was given")

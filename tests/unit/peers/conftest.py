@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.peers.puller_bench import Bench
 from tests.unit.peers.support import (
+    BOUND_S,
     KEY,
     TARGET_LIFE,
     ManualClock,
@@ -40,7 +41,7 @@ def server(source: Source) -> Iterator[PeerServer]:
 
 @pytest.fixture
 def client() -> Iterator[PeerClient]:
-    client = PeerClient(KEY, identity("p0", TARGET_LIFE))
+    client = PeerClient(KEY, identity("p0", TARGET_LIFE), connect_s=BOUND_S)
     yield client
     client.close()
 

@@ -21,6 +21,9 @@ from kvferry.node.peers.server import PeerServer
 from kvferry.node.pull.puller import Puller, PullJob, PullResult
 from kvferry.ports.backend import Verify
 
+PATIENT: dict[str, Any] = {"pin_ms": 60_000, "call_timeout_s": BOUND_S}
+"""Bounds of a puller that no stall of a busy machine exceeds."""
+
 
 class Bench:
     """A source that serves, and a target's puller."""
@@ -29,9 +32,13 @@ class Bench:
         self.source = Source(ranks=ranks, clock=clock)
         self.server = PeerServer(KEY, identity("d0", SOURCE_LIFE), self.source.table)
         self.server.start()
-        self.client = PeerClient(KEY, identity("p0", TARGET_LIFE))
+        self.client = PeerClient(KEY, identity("p0", TARGET_LIFE), connect_s=BOUND_S)
         self.backend = FakeBackend()
-        self.puller = Puller(self.client, [FakeBackend("unknown-there"), self.backend])
+        self.puller = Puller(
+            self.client,
+            [FakeBackend("unknown-there"), self.backend],
+            **PATIENT,
+        )
 
     def job(self, transfer: str, hashes: tuple[bytes, ...], **changes: Any) -> PullJob:
         fields: dict[str, Any] = {

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.unit.peers.puller_bench import Bench, assert_failed
+from tests.unit.peers.puller_bench import PATIENT, Bench, assert_failed
 from tests.unit.peers.support import (
+    BOUND_S,
     KEY,
     SOURCE_LIFE,
     TARGET_LIFE,
@@ -33,9 +34,9 @@ class FollowBench(Bench):
     def __init__(self, silent_s: float = 20.0) -> None:
         super().__init__()
         self.puller.close()
-        self.follow_client = PeerClient(KEY, identity("p0", TARGET_LIFE))
+        self.follow_client = PeerClient(KEY, identity("p0", TARGET_LIFE), connect_s=BOUND_S)
         self.follower = Follower(self.follow_client, silent_s=silent_s)
-        self.puller = Puller(self.client, [self.backend], follower=self.follower)
+        self.puller = Puller(self.client, [self.backend], follower=self.follower, **PATIENT)
         self.published = self.source.table.published
 
     def begin(self, name: str = "h", hashes: tuple[bytes, ...] = HASHES) -> None:
@@ -184,7 +185,7 @@ def test_a_read_that_fails_names_its_reason_and_fence(bench: FollowBench) -> Non
     bench.begin()
     bench.write(2)
     bench.backend.gate.clear()
-    job = bench.follows(deadline_s=1.0)
+    job = bench.follows(deadline_s=3.0)
     result = bench.results(1)[0]
     assert_failed(result, job, "read", "deadline")
     assert result.fence == "fake_fence"
@@ -193,7 +194,7 @@ def test_a_read_that_fails_names_its_reason_and_fence(bench: FollowBench) -> Non
 def test_a_prefill_that_stands_still_ends_the_wait(bench: FollowBench) -> None:
     bench.begin()
     bench.write(2)
-    job = bench.follows(deadline_s=0.5)
+    job = bench.follows(deadline_s=2.0)
     assert_failed(bench.results(1)[0], job, "pin", "deadline")
 
 

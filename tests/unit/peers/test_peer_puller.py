@@ -159,7 +159,7 @@ def test_other_numbers_of_ranks_do_not_fit(bench: Bench) -> None:
 
 def test_a_deadline_during_the_read_fences_and_fails(bench: Bench) -> None:
     bench.backend.gate.clear()
-    job = bench.job("t", bench.source.offer("a", 2), deadline_s=1.0)
+    job = bench.job("t", bench.source.offer("a", 2), deadline_s=3.0)
     result = bench.pull(job)
     assert_failed(result, job, "read", "deadline")
     assert result.fence == "fake_fence"

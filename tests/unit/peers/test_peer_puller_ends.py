@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import pytest
-from tests.unit.peers.puller_bench import Bench, assert_failed
+from tests.unit.peers.puller_bench import PATIENT, Bench, assert_failed
 from tests.unit.peers.support import (
     BOUND_S,
     SOURCE_LIFE,
@@ -32,7 +32,7 @@ def test_the_pin_is_renewed_while_the_read_takes_long(monkeypatch: pytest.Monkey
         return answer
 
     monkeypatch.setattr(bench.source.table, "renew", counted)
-    puller = Puller(bench.client, [bench.backend], pin_ms=300)
+    puller = Puller(bench.client, [bench.backend], pin_ms=300, call_timeout_s=BOUND_S)
     bench.backend.gate.clear()
     puller.submit(bench.job("t", bench.source.offer("a", 2)))
     assert bench.backend.posted.wait(BOUND_S)
@@ -50,7 +50,7 @@ def test_the_pin_is_renewed_while_the_read_takes_long(monkeypatch: pytest.Monkey
 
 
 def test_a_pin_that_ended_during_the_read_stops_it(bench: Bench) -> None:
-    puller = Puller(bench.client, [bench.backend], pin_ms=300)
+    puller = Puller(bench.client, [bench.backend], pin_ms=300, call_timeout_s=BOUND_S)
     bench.backend.gate.clear()
     job = bench.job("t", bench.source.offer("a", 2))
     puller.submit(job)
@@ -156,7 +156,7 @@ def test_closing_ends_every_job_with_a_result_and_leaves_no_thread() -> None:
 
 def test_two_ranks_settle_one_pin() -> None:
     bench = Bench(ranks=2)
-    other = Puller(bench.client, [bench.backend])
+    other = Puller(bench.client, [bench.backend], **PATIENT)
     hashes = bench.source.offer("a", 2)
     bench.puller.submit(bench.job("t", hashes, rank=0, ranks=2))
     other.submit(bench.job("t", hashes, rank=1, ranks=2))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.unit.peers.fake_backend import FakeBackend
-from tests.unit.peers.puller_bench import Bench, assert_failed
+from tests.unit.peers.puller_bench import PATIENT, Bench, assert_failed
 from tests.unit.peers.support import BOUND_S, eventually, serve
 
 from kvferry.node.export.grants import pack_blocks, verify_grant
@@ -24,7 +24,9 @@ class Pair:
     def __init__(self) -> None:
         self.bench = Bench()
         self.quick, self.sure = FakeBackend("quick"), FakeBackend("sure")
-        self.puller = Puller(self.bench.client, [self.quick, self.sure], block_bytes=1 << 20)
+        self.puller = Puller(
+            self.bench.client, [self.quick, self.sure], block_bytes=1 << 20, **PATIENT
+        )
         key = self.bench.source.keys[0]
         described = {"quick": b"quick of d0", "sure": b"sure of d0"}
         self.bench.source.table.set_ranks([RankEndpoint(key, described)])

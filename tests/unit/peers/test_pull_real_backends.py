@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.contract.pools import Pool, pattern
-from tests.unit.peers.puller_bench import Bench
+from tests.unit.peers.puller_bench import PATIENT, Bench
 from tests.unit.peers.support import eventually
 
 from kvferry.errors import BackendUnavailable
@@ -37,7 +37,7 @@ class Engines:
         self.theirs = self.start(self.source_pool, permitted)
         self.ours = self.start(self.target_pool, lambda *asked: False)
         self.describe({backend.name: backend.describe() for backend in self.theirs})
-        self.puller = Puller(self.bench.client, self.ours, block_bytes=BLOCK_BYTES)
+        self.puller = Puller(self.bench.client, self.ours, block_bytes=BLOCK_BYTES, **PATIENT)
 
     def start(self, pool: Pool, authorize: object) -> list[Backend]:
         found = [registry.create(name) for name in NAMES]
