@@ -6,7 +6,6 @@ counted free and calls us back when it is handed out again.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,19 +48,26 @@ class Exports:
         self._outbox = outbox
         self._incarnation = incarnation
         self._watched: dict[int, bytes] = {}
+        self._holders: dict[bytes, int] = {}
+        """How many watched blocks hold a hash: several where requests computed the same side by
+        side, and it is lost with the last of them."""
+        self._held_since: dict[bytes, int] = {}
+        """Number of the last offer that had begun when a hash was first held: it, and those
+        before it, lost the hash if they had it."""
         self._reused: list[bytes] = []
         self._offers: dict[bytes, str] = {}
         """Tail hash of each chain that is offered whole, to its offer."""
         self._covers: dict[str, tuple[str, ...]] = {}
         """Offers that an offer covers, until its chain is left to the leases."""
-        self._counter = itertools.count(1)
+        self._begun = 0
+        """Offers so far; each has its number at the end of its name."""
         self.leasing = Leasing(
             pool,
             table,
             outbox,
             options,
             offers=self._offers,
-            intact=self._intact,
+            stands=self._stands,
             block_tokens=block_tokens,
             clock=clock,
         )
@@ -89,8 +95,9 @@ class Exports:
         fresh = self._watch(hashes, ids)
         self._table.offer(hashes, ids)
         known = self._offers.get(hashes[-1])
-        if known is not None and not fresh and not tracked.offered_early:
-            offer = known  # Not one block was reused since: the offer still stands.
+        changed = fresh or tracked.offered_early
+        if known is not None and not changed and self._stands(known, ids, hashes):
+            offer = known  # Not one block was reused since.
         else:
             offer = self._begin(tracked, hashes)
         covers = self._covers.pop(offer, ())
@@ -133,9 +140,7 @@ class Exports:
         ``needed`` blocks are about to be allocated by requests that hold some already; the step
         computes ``tokens``, and loads begin to fill ``filled`` blocks.
         """
-        if self._reused:
-            gone, self._reused = self._reused, []
-            self._outbox.hand_over(Reused(gone))
+        self._tell_reused()
         self.leasing.each_step(needed, tokens, filled)
 
     def room_for(self, blocks: int, local: Sequence[bytes] = (), reserved: int = 0) -> None:
@@ -153,6 +158,8 @@ class Exports:
         self.leasing.clear(reason)
         self._table.clear()
         self._watched.clear()
+        self._holders.clear()
+        self._held_since.clear()
         self._reused.clear()
         self._offers.clear()
         self._covers.clear()
@@ -169,7 +176,9 @@ class Exports:
 
     def _begin(self, tracked: Tracked, hashes: list[bytes]) -> str:
         """A new offer of a whole chain; the ledger hears of it, and ends those that it covers."""
-        offer = f"{self._incarnation}.{next(self._counter)}"
+        self._tell_reused()  # What was lost before it began is no loss of its own.
+        self._begun += 1
+        offer = f"{self._incarnation}.{self._begun}"
         covered = [old for h in hashes if (old := self._offers.pop(h, None)) is not None]
         self._covers[offer] = tuple(
             name for old in covered for name in (*self._covers.pop(old, ()), old)
@@ -178,10 +187,22 @@ class Exports:
         self._outbox.hand_over(Offered(offer, hashes, tracked.id, tracked.session, tracked.tenant))
         return offer
 
-    def _intact(self, block_ids: Sequence[int], hashes: Sequence[bytes]) -> bool:
-        """Whether each block is offered still as the hash in its place."""
-        watched = self._watched
-        return all(watched.get(i) == h for i, h in zip(block_ids, hashes, strict=False))
+    def _tell_reused(self) -> None:
+        if self._reused:
+            gone, self._reused = self._reused, []
+            self._outbox.hand_over(Reused(gone))
+
+    def _stands(self, offer: str, block_ids: Sequence[int], hashes: Sequence[bytes]) -> bool:
+        """Whether the ledger still has an offer as a whole, and these blocks are what it offers.
+
+        A hash that was lost and came back, in whatever block, is not what was offered.
+        """
+        number = int(offer.rpartition(".")[2])
+        watched, since = self._watched, self._held_since
+        return all(
+            watched.get(i) == h and since[h] < number
+            for i, h in zip(block_ids, hashes, strict=False)
+        )
 
     def _watch(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> bool:
         """Have the pool tell when these blocks are reused; False if it would have told anyway.
@@ -190,14 +211,21 @@ class Exports:
         block took ours away; it is watched anew for what it holds now.
         """
         watched = self._watched
-        pairs = list(zip(block_ids, hashes, strict=True))
-        fresh = [self._pool.blocks[i] for i, h in pairs if watched.get(i) != h]
+        pairs = [(i, h) for i, h in zip(block_ids, hashes, strict=True) if watched.get(i) != h]
+        fresh = [self._pool.blocks[i] for i, _ in pairs]
         if fresh:
             # Their request still holds them: take a second reference and give it back softly,
             # so that the pool tells us of the reuse that follows the request's own free.
             self._pool.touch(fresh)
             self._pool.unpin_blocks(fresh, self._on_reuse)
-            watched.update(pairs)
+            for block_id, chain_hash in pairs:
+                if block_id in watched:
+                    self._lost(watched[block_id])
+                watched[block_id] = chain_hash
+                held = self._holders.get(chain_hash, 0)
+                if not held:
+                    self._held_since[chain_hash] = self._begun
+                self._holders[chain_hash] = held + 1
         return bool(fresh)
 
     def _on_reuse(self, block: Any) -> None:
@@ -208,10 +236,21 @@ class Exports:
         self._table.reused(block_id)
         if self._host is not None:
             self._host.reused(block_id)
+        if not self._lost(chain_hash):
+            return
         offer = self._offers.pop(chain_hash, None)
         if offer is not None:
             self._covers.pop(offer, None)
         self._reused.append(chain_hash)
+
+    def _lost(self, chain_hash: bytes) -> bool:
+        """A block holds the hash no longer; True if no other does."""
+        left = self._holders[chain_hash] - 1
+        if left:
+            self._holders[chain_hash] = left
+        else:
+            del self._holders[chain_hash], self._held_since[chain_hash]
+        return not left
 
     def present_hash(self, block_id: int) -> bytes | None:
         """The chain hash of a block, or of a slot of the host tier, as it is now. Any thread."""

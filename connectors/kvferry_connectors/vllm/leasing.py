@@ -40,8 +40,8 @@ ROOM_BLOCKS = 32
 LEASE_MARK = "L"
 """Between a chain's key and the number of its lease; together they are the ledger's name for it."""
 
-Intact = Callable[[Sequence[int], Sequence[bytes]], bool]
-"""Whether each of these blocks still holds what it was offered as."""
+Stands = Callable[[str, Sequence[int], Sequence[bytes]], bool]
+"""Whether an offer stands as a whole, and each of these blocks still holds what it offers."""
 
 
 class OfferedChain(Chain, kw_only=True, gc=False):
@@ -75,7 +75,7 @@ class Leasing:
         options: Options,
         *,
         offers: Mapping[bytes, str],
-        intact: Intact,
+        stands: Stands,
         block_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +91,7 @@ class Leasing:
         self._pinned = table.pinned_blocks
         self._outbox = outbox
         self._offers = offers
-        self._intact = intact
+        self._stands = stands
         self._block_tokens = block_tokens
         self._clock = clock
         self._total = len(pool.blocks)
@@ -268,13 +268,14 @@ class Leasing:
         chain = self.retention.find(action.chain)
         if not isinstance(chain, OfferedChain):
             return  # A later action of the same round gave it up again.
-        stands = self._offers.get(chain.hashes[len(chain.blocks) - 1]) == chain.key
-        if not stands or not self._intact(chain.blocks, chain.hashes):
+        whole = self._offers.get(chain.hashes[len(chain.blocks) - 1]) == chain.key
+        if not whole or not self._stands(chain.key, chain.blocks, chain.hashes):
             self.retention.lost(chain.key, self._memory())  # Or a longer offer has its blocks.
             return
         lease = f"{chain.key}{LEASE_MARK}{next(self._counter)}"
         held = [self._pool.blocks[i] for i in chain.blocks]
         self._pool.touch(held)
+        self._table.prefer(chain.hashes[: len(chain.blocks)], chain.blocks)
         self._leases[chain.key] = lease, held
         self.begun[action.reason] += 1
         self._outbox.hand_over(Leased(lease, chain.key, action.ttl_ms, action.reason))

@@ -28,6 +28,42 @@ class TestOffers:
         source.table.reused(10)
         assert source.table.held(hashes) == 2
 
+    def test_another_block_of_a_hash_takes_the_place_of_one_that_is_reused(
+        self, source: Source
+    ) -> None:
+        hashes = source.offer("a", 2)
+        source.table.offer(hashes, [10, 11])
+        source.grant("t", hashes)
+        source.table.reused(1)
+        assert source.table.take_reused() == []
+        assert source.grant("u", hashes).blocks == (0, 11)
+        assert not source.intact("t"), "it was granted the block that was reused"
+        assert source.intact("u")
+        source.table.reused(11)
+        assert source.table.held(hashes) == 1
+        assert source.table.take_reused() == [hashes[1]]
+        source.table.withdraw(hashes)
+        assert source.table.held(hashes) == source.table.offered() == 0
+        source.table.reused(10)
+        assert source.table.take_reused() == []
+
+    def test_of_blocks_with_one_hash_the_preferred_is_granted(self, source: Source) -> None:
+        hashes = source.offer("a", 3)
+        source.table.prefer(hashes, [20, 21, 22])
+        assert source.grant("s", hashes).blocks == (0, 1, 2), "none of these is offered"
+        source.table.offer(hashes[1:], [11, 12])
+        source.table.prefer(hashes[:2], [0, 11])
+        assert source.grant("t", hashes).blocks == (0, 11, 2)
+        source.table.reused(1)
+        assert source.intact("t")
+        assert source.grant("u", hashes).blocks == (0, 11, 2)
+
+    def test_a_block_that_changed_unheard_makes_way_for_another(self, source: Source) -> None:
+        hashes = source.offer("a", 1)
+        source.table.offer(hashes, [10])
+        source.table.check = {10: hashes[0]}.get
+        assert source.grant("t", hashes).blocks == (10,)
+
     def test_a_block_with_new_content_voids_its_old_offer_and_pins(self, source: Source) -> None:
         old = source.offer("a", 2)
         source.grant("t", old)

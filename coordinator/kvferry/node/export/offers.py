@@ -1,7 +1,9 @@
 """What a node offers: chain hash to block, and when each block last changed.
 
 A node counts its engine's blocks from 0 and the slots of its host tier on from there. A chain
-hash may be offered from both; then the engine's block is the one that is granted.
+hash may be offered from both; then the engine's block is the one that is granted. An engine may
+have a hash in several blocks, twins, where requests computed the same side by side: one of them is
+granted, and another in its place once that was reused.
 
 :meth:`Offers.reused` is called by the engine's scheduler for every block that it hands out, so
 it only appends to a queue. Every other method first takes in what is queued, hence sees every
@@ -26,6 +28,8 @@ class Offers:
     def __init__(self, *, gone_max: int) -> None:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._twins_of: dict[bytes, list[int]] = {}
+        """Further blocks of the engine that hold a hash, the oldest first; few hashes have any."""
         self._host_block_of: dict[bytes, int] = {}
         self._queued: deque[int] = deque()
         self._changes = 0
@@ -54,8 +58,8 @@ class Offers:
     def offer(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Block ``blocks[i]`` holds the KV of ``hashes[i]``.
 
-        A hash that another block offers keeps that block; a block known under another hash has
-        changed.
+        A hash that another block offers is granted from that one as long as it stands; a block
+        known under another hash has changed.
 
         Raises:
             ValueError: the two are not equally long.
@@ -67,9 +71,18 @@ class Offers:
                 continue
             if known is not None:
                 self._change(block)
-            if chain not in self._block_of:
+            if self._block_of.setdefault(chain, block) != block:
+                self._twins_of.setdefault(chain, []).append(block)
+            self._hash_of[block] = chain
+
+    def prefer(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Grant these of all twins: they stay, while others may be reused."""
+        self.settle()
+        for chain in self._twins_of.keys() & set(hashes) if self._twins_of else ():
+            block, twins = blocks[hashes.index(chain)], self._twins_of[chain]
+            if block in twins:
+                twins[twins.index(block)] = self._block_of[chain]
                 self._block_of[chain] = block
-                self._hash_of[block] = chain
 
     def offer_host(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Slot ``blocks[i]`` of the host tier holds the KV of ``hashes[i]``, as nobody else's does.
@@ -88,7 +101,8 @@ class Offers:
         for chain in hashes:
             block = self._block_of.pop(chain, None)
             if block is not None:
-                del self._hash_of[block]
+                for one in (block, *self._twins_of.pop(chain, ())):
+                    del self._hash_of[one]
 
     def clear(self) -> None:
         """Everything changed."""
@@ -96,6 +110,7 @@ class Offers:
         for chain in self._block_of:
             self._lose(chain)
         self._block_of.clear()
+        self._twins_of.clear()
         self._host_block_of.clear()
         self._hash_of.clear()
         self._changed_at.clear()
@@ -118,10 +133,10 @@ class Offers:
 
         Whoever grants it must have settled and marked before.
         """
-        block = self._checked(self._block_of.get(chain), chain, check)
-        if block is None and host:
-            block = self._checked(self._host_block_of.get(chain), chain, check)
-        return block
+        while (known := self._block_of.get(chain)) is not None:
+            if self._checked(known, chain, check) is not None:
+                return known
+        return self._checked(self._host_block_of.get(chain), chain, check) if host else None
 
     def watch(self, watched: bool) -> None:
         """Pins stand (or none do): remember (or forget) when each block changed."""
@@ -169,9 +184,21 @@ class Offers:
             return
         if self._host_block_of.get(chain) == block:
             del self._host_block_of[chain]
+        elif chain in self._twins_of:
+            self._untwin(chain, block)
         else:
             del self._block_of[chain]
             self._lose(chain)
+
+    def _untwin(self, chain: bytes, block: int) -> None:
+        """One of a hash's twins holds it no longer: another is granted in its place."""
+        twins = self._twins_of[chain]
+        if self._block_of[chain] == block:
+            self._block_of[chain] = twins.pop()
+        else:
+            twins.remove(block)
+        if not twins:
+            del self._twins_of[chain]
 
     def _lose(self, chain: bytes) -> None:
         if len(self._gone) == self._gone.maxlen:

@@ -86,14 +86,19 @@ class ExportTable:
     def offer(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Block ``blocks[i]`` holds the KV of chain hash ``hashes[i]``, surely written.
 
-        A hash that another block offers already keeps that one. A block that was offered under
-        another hash has changed, and so its old offer and the pins on it are void.
+        A hash that another block offers already is granted from that one while it stands. A
+        block that was offered under another hash has changed: its offer and pins are void.
 
         Raises:
             ValueError: the two are not equally long.
         """
         with self._lock:
             self._offers.offer(hashes, blocks)
+
+    def prefer(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Of blocks with the same hash grant these: they are leased. All are offered."""
+        with self._lock:
+            self._offers.prefer(hashes, blocks)
 
     def offer_host(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """The same for slots of the host tier, which the node counts on from its engine's blocks.
