@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.engine import EngineProcess
-from tests.e2e.plane import Plane
+from tests.e2e.engine import Answer, EngineProcess
+from tests.e2e.plane import Plane, Recorded, of
 
+from kvferry.core.events import Requested
 from kvferry_connectors.demo.model import TINY, Shape, ensure_model
 
 KEY = "hex:" + "5a" * 32
@@ -56,8 +57,8 @@ def engine_starter(model: Path, url: str, made: list[EngineProcess]) -> StartEng
             "nats_url": url,
             "key": KEY,
             "verify": "full",
-            "plan_deadline_ms": 5_000,
-            "pin_timeout_ms": 5_000,
+            "plan_deadline_ms": 15_000,
+            "pin_timeout_ms": 15_000,
             **(connector or {}),
         }
         made.append(EngineProcess(args.pop("model", model), name, connector=options, **args))
@@ -134,6 +135,23 @@ def joined(*engines: EngineProcess) -> None:
     for engine in engines:
         engine.until("joined", bool)
         engine.until("plans", bool)
+
+
+def outlasting(
+    pair: Pair, engine: EngineProcess, name: str, text: list[int], tokens: int, **kvferry: Any
+) -> tuple[Requested, Answer]:
+    """Have an engine answer a prompt, and stand still after its first token until the ledger has
+    what came of the plan: nobody waits for one that is only observed."""
+
+    def wanted(seen: list[Recorded]) -> list[Requested]:
+        return [e for e in of(seen, Requested) if e.request.startswith(name)]
+
+    engine.ask("hold_at", len(text) + 1)
+    engine.add(name, text, tokens=tokens, kvferry=kvferry or None)
+    engine.until("held", bool)
+    (event,) = wanted(pair.plane.wait_for(wanted, f"what {name} wanted"))
+    engine.hold(False)
+    return event, engine.answer(name)
 
 
 def free_again(engine: EngineProcess, wanted: int, timeout_s: float = 60.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ def main(
 ) -> None:
     """The child process: build the engine, obey until told to stop."""
     os.environ.update(ENVIRONMENT | env)
+    # What vLLM leaves in there goes with the test's own files.
+    tempfile.tempdir = str(Path(model).parent)
     # Python has read this variable before it was set.
     sys.path += [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if log is not None:
@@ -108,6 +111,7 @@ class Child(Probes):
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
         self.held = False
+        self.hold_at = 0
         self.steps = 0
         self.timed = 0
         self.executed = True
@@ -129,6 +133,8 @@ class Child(Probes):
                 for output in self._stepped():
                     if output.finished:
                         self._answered(output)
+                if self.hold_at and self.probe_computed() >= self.hold_at:
+                    self.held, self.hold_at = True, 0
 
     def _noting_step(self) -> Any:
         outputs, self.executed = self._step()
@@ -184,6 +190,14 @@ class Child(Probes):
     def probe_hold(self, held: bool) -> bool:
         self.held = held
         return held
+
+    def probe_hold_at(self, computed: int) -> int:
+        """Stop stepping as soon as a request has computed so many tokens, whoever looks when."""
+        self.hold_at = computed
+        return computed
+
+    def probe_held(self) -> bool:
+        return self.held
 
     def probe_steps(self) -> int:
         return self.steps

@@ -101,7 +101,7 @@ class View:
         assert len(spaces) == 1, f"{len(spaces)} spaces"
         return spaces[0]
 
-    def wait_projected(self, timeout_s: float = 30.0) -> None:
+    def wait_projected(self, timeout_s: float = 60.0) -> None:
         """Wait until the coordinator's index holds everything that is stored now, and nodes were
         told so: a node that still believes what it was told before asks for no plan."""
 
@@ -112,7 +112,7 @@ class View:
         self.use(wait)
 
     def wait_for(
-        self, condition: Callable[[list[Recorded]], object], what: str, timeout_s: float = 30.0
+        self, condition: Callable[[list[Recorded]], object], what: str, timeout_s: float = 60.0
     ) -> list[Recorded]:
         """Read the facts until ``condition`` holds over them."""
         deadline = time.monotonic() + timeout_s

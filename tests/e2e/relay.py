@@ -117,7 +117,7 @@ class Relay:
 
     # --- what happened ----------------------------------------------------------------------
 
-    def wait_held(self, connections: int = 1, timeout_s: float = 30.0) -> None:
+    def wait_held(self, connections: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until so many connections have something that is held."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._held >= connections, timeout_s):

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvferry_connectors.demo.process import TRACKERS_S, group_members, is_tracke
 HOST = "127.0.0.1"
 START_S = 400.0
 STOP_S = 60.0
+ASK_S = 60.0
 MODEL = "tiny"
 SOURCE = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.M)
 
@@ -46,7 +48,10 @@ class Server:
         self.name = name
         self.port = port
         self.log = log
+        # A server that is killed leaves its sockets; their paths must be short.
+        self._scratch = tempfile.TemporaryDirectory(prefix="kvf")
         environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": level}
+        environment["TMPDIR"] = self._scratch.name
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -123,15 +128,16 @@ class Server:
                         os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
         self._process.wait(STOP_S)
+        self._scratch.cleanup()
 
     def sources(self) -> dict[str, int]:
         """vLLM's own count of prompt tokens by source."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=ASK_S).text
         return {name: int(float(value)) for name, value in SOURCE.findall(text)}
 
     def running(self) -> int:
         """Requests that the engine holds now."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=ASK_S).text
         found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.M)
         return int(sum(float(value) for value in found))
 
@@ -164,8 +170,8 @@ def engine_server(
             "nats_url": nats,
             "key": KEY,
             "verify": "full",
-            "plan_deadline_ms": 5_000,
-            "pin_timeout_ms": 5_000,
+            "plan_deadline_ms": 15_000,
+            "pin_timeout_ms": 15_000,
             **extra,
         },
     }

@@ -58,6 +58,16 @@ def idle(engine: EngineProcess) -> None:
         engine.until(probe, lambda left: left == 0)
 
 
+def abort_while_it_generates(engine: EngineProcess, name: str, text: list[int]) -> None:
+    """Held in between, so that it cannot end before the abort comes."""
+    engine.ask("hold_at", len(text) + 1)
+    engine.add(name, text, tokens=1000)
+    engine.until("held", bool)
+    engine.abort(name)
+    engine.hold(False)
+    idle(engine)
+
+
 def overwrite(p0: EngineProcess, seed: int) -> None:
     """Fill the source's pool with other prompts."""
     for i in range(3):
@@ -153,20 +163,14 @@ def test_source_aborts_the_request_that_made_the_blocks(
     The prompt is long, so that a plan moves it on any machine.
     """
     text = prompt(230, 2500)
-    fleet.p0.add("d-p1", text, tokens=1000)
-    fleet.p0.until("computed", lambda tokens: tokens > 2500)
-    fleet.p0.abort("d-p1")
-    idle(fleet.p0)
+    abort_while_it_generates(fleet.p0, "d-p1", text)
     about(plane, Retained, "d-p1")
     plane.wait_projected()
 
     fleet.relay.stall_after(2 * BLOCK * 1024)
     fleet.d0.add("d-1", text, tokens=8)
     fleet.relay.wait_held()
-    fleet.p0.add("d-p2", text, tokens=1000)
-    fleet.p0.until("computed", lambda tokens: tokens > 2500)
-    fleet.p0.abort("d-p2")
-    idle(fleet.p0)
+    abort_while_it_generates(fleet.p0, "d-p2", text)
     fleet.relay.carry()
     answer = fleet.d0.answer("d-1")
     assert answer.tokens == reference.run("d", text, tokens=8).tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.e2e.conftest import BLOCK, Pair, prompt
+from tests.e2e.conftest import BLOCK, Pair, outlasting, prompt
 from tests.e2e.engine import Answer
 from tests.e2e.plane import of
 
@@ -20,7 +20,7 @@ BLOCK_BYTES = BLOCK * 1024
 FIRST, SAID, ANSWER = 500, 90, 40
 """Tokens of a first prompt, of what the user says next, and of an answer."""
 LASTING = 150
-"""Tokens of an answer that takes longer than any plan: nobody waits for one that is observed."""
+"""Tokens of an answer that is held in between, until its plan is there."""
 COMPUTED = "vllm:prompt_tokens_by_source/local_compute"
 
 
@@ -94,7 +94,7 @@ def _moved_on(pair: Pair) -> tuple[Answer, Answer]:
     pair.plane.wait_projected()
     text = text + first.tokens + prompt(92_001, SAID)
     given = {"session": "adv-moved", "turn": 2}
-    return first, pair.p0.run("adv-moved-2", text, tokens=LASTING, kvferry=given)
+    return first, outlasting(pair, pair.p0, "adv-moved-2", text, LASTING, **given)[1]
 
 
 def told(pair: Pair, file: Path, *args: str) -> str:

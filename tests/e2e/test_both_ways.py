@@ -142,9 +142,8 @@ def test_blocks_return_and_counts_reconcile(fleet: Fleet, plane: Plane) -> None:
     """After the load of this module: nothing leaked, and both bookkeepings agree."""
     engines = (fleet.p0, fleet.d0, fleet.d1)
     for engine in engines:
-        assert engine.ask("open") == 0
-        assert engine.ask("requests") == 0
-        engine.until("waiting", lambda left: left == 0)
+        for probe in ("open", "requests", "pins", "waiting"):
+            engine.until(probe, lambda left: left == 0)
     seen = plane.wait_for(
         lambda seen: len(of(seen, PinEnded)) >= len(of(seen, Transferred)), "all pins to end"
     )

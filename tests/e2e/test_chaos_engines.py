@@ -32,7 +32,7 @@ from kvferry_backends.tcp.wire import HEAD_BYTES
 
 pytestmark = pytest.mark.engine
 
-SILENT_AFTER_S = 5.0
+SILENT_AFTER_S = 10.0
 PIN_MS = 5_000
 TRANSFER_MS = 15_000
 LEASE_MS = 5_000
@@ -72,6 +72,8 @@ class Fleet:
                 }
                 if name == "p0":
                     limits |= self.relay.connector_options()
+                else:  # What the relay holds is counted in connections, and meant in reads.
+                    limits["backend_options"] = {"tcp": {"connections": 1}}
                 self._engines[name] = self._start(name, connector=limits)
                 self._free.pop(name, None)
         found = [self._engines[name] for name in names]

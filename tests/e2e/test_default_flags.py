@@ -47,6 +47,7 @@ def test_plain_requests_are_shared_by_plan(
     text = prompt(2, PROMPT)
     first = pair.source.run("plan-s", text, tokens=2)
     plane.wait_for(lambda seen: of(seen, Retained, offer=first.hint["offer"]), "the offer")
+    plane.wait_projected()
     answer = pair.target.run("plan-t", text, tokens=24)
     assert (answer.report["pulled"], answer.report["from"]) == (PROMPT // BLOCK * BLOCK, "source")
     assert answer.tokens == reference.run("plan", text, tokens=24).tokens
@@ -64,9 +65,10 @@ def test_salted_requests_are_not_shared(pair: Pair, reference: EngineProcess, pl
         )
         assert (answer.report["pulled"], answer.report["miss"]) == (0, "unshareable")
         assert answer.tokens == expected
+    names = {"salt-s", "salt-t0", "salt-t1"}
     seen = plane.wait_for(
-        lambda seen: [e for e in of(seen, RequestEnded) if e.request.startswith("salt-t1")],
-        "the salted request's end",
+        lambda seen: names <= {e.request.rpartition("-")[0] for e in of(seen, RequestEnded)},
+        "the ends of the salted requests",
     )
     assert len(of(seen, Requested, miss="unshareable")) == 3
 
@@ -74,6 +76,7 @@ def test_salted_requests_are_not_shared(pair: Pair, reference: EngineProcess, pl
 def test_status_says_so_with_the_cure(pair: Pair, plane: Plane) -> None:
     for engine in (pair.source, pair.target):
         engine.until("waiting", lambda left: left == 0)
+    plane.wait_projected()
     text = plane.cli("status")
     assert text.returncode == 0, text.stderr
     said = " ".join(text.stdout.split())

@@ -23,6 +23,7 @@ SMALL_POOL = {"kv_cache_memory_bytes": 9 << 20, "max_model_len": 8192}
 """288 blocks: a prompt of 7,000 tokens takes 219."""
 LONG = 7000
 MIDDLE = 1000
+FROZEN_MS = 8_000  # A source that is silent for so long is given up; a busy machine is not.
 
 
 class Fleet:
@@ -36,10 +37,10 @@ class Fleet:
 
     def publish(self, name: str, text: list[int], *, until: int = 0) -> None:
         """p0 begins with a prompt; once it has computed ``until`` tokens it stands still."""
+        self.p0.ask("hold_at", until)
         self.p0.add(f"{name}-p", text, tokens=1, kvferry={"publish": name})
         if until:
-            self.p0.until("computed", lambda tokens: tokens >= until)
-            self.p0.hold(True)
+            self.p0.until("held", bool)
             assert self.p0.ask("computed") < len(text)
 
     def follow(self, name: str, text: list[int], *, request: str = "") -> str:
@@ -54,7 +55,8 @@ def fleet(start_engine: StartEngine) -> Iterator[Fleet]:
     relay = Relay()
     try:
         p0 = start_engine("p0", connector=relay.connector_options(), **CHUNKS, **SMALL_POOL)
-        d0 = start_engine("d0", connector={"verify": "off", "handover_start": 0.0})
+        follows = {"verify": "off", "handover_start": 0.0, "pin_timeout_ms": FROZEN_MS}
+        d0 = start_engine("d0", connector=follows)
         joined(p0, d0)
         yield Fleet(relay, p0, d0)
     finally:

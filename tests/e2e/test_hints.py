@@ -22,6 +22,7 @@ from kvferry.node.peers.hints import Hint, HintBook
 from kvferry.node.peers.keys import load_key
 
 OTHER_KEY = bytes(32)
+SOON = {"pin_timeout_ms": 8_000}
 PROMPT = 640
 
 pytestmark = pytest.mark.engine
@@ -71,7 +72,8 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(start_engine: StartEngine) -> Pair:
-    source, target = start_engine("source"), start_engine("target")
+    # One hint leads to somebody who never answers.
+    source, target = start_engine("source"), start_engine("target", connector=SOON)
     joined(source, target)
     return Pair(source, target)
 

@@ -35,8 +35,8 @@ class Fleet:
                     "nats_url": plane.url,
                     "key": KEY,
                     "verify": "full",
-                    "plan_deadline_ms": 5_000,
-                    "pin_timeout_ms": 5_000,
+                    "plan_deadline_ms": 15_000,
+                    "pin_timeout_ms": 15_000,
                     "parent_load_failure_policy": "recompute" if told else "",
                 },
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.conftest import Pair, free_again, prompt
+from tests.e2e.conftest import Pair, free_again, outlasting, prompt
 from tests.e2e.conservation import check
 from tests.e2e.engine import Answer, EngineProcess
 from tests.e2e.plane import Recorded, of
@@ -13,8 +13,8 @@ from tests.e2e.plane import Recorded, of
 from kvferry.core.events import Evicted, PinEnded, Requested, Retained, TransferFailed
 
 pytestmark = pytest.mark.engine
-LASTING = 150
-"""Tokens of an answer that takes longer than any plan."""
+LASTING = 20
+"""Tokens of an answer that is held in between."""
 
 
 @pytest.fixture(autouse=True)
@@ -130,16 +130,15 @@ def test_observing_records_what_would_have_been_done(pair: Pair, reference: Engi
     longer = text + answer.tokens + prompt(82_001, 90)
     pair.p0.ask("reset")  # So that p0 would have to pull all of it.
     # Nobody waits for a plan that is only observed, so the request has to outlast it.
-    second = pair.p0.run("watch-p2", longer, tokens=LASTING)
+    event, second = outlasting(pair, pair.p0, "watch-p2", longer, LASTING)
     assert (second.report["pulled"], second.report["local"]) == (0, 0)
     assert second.tokens == reference.run("watch2", longer, tokens=LASTING).tokens
-    event = announced(pair, "watch-p2")
     assert (event.miss, event.source, event.basis) == ("observe", "d0", "plan")
     assert event.granted == 12, "whole samples of the 15 blocks that d0 offers"
     assert event.options == ("d0",)
     assert event.recompute_ms > 0
-    nothing = pair.d0.run("watch-none", prompt(82_002, 500), tokens=LASTING)
-    assert announced(pair, "watch-none").miss == "nothing_held"
+    found, nothing = outlasting(pair, pair.d0, "watch-none", prompt(82_002, 500), LASTING)
+    assert found.miss == "nothing_held"
     assert nothing.report["pulled"] == 0
     explained = pair.plane.cli("explain", event.request)
     assert "only observes, would pull 12 of 18 blocks from d0" in explained.stdout

@@ -127,11 +127,11 @@ def test_a_stop_string_ends_without_a_hint_and_the_next_turn_is_found_by_chain(
 
 def test_what_an_aborted_request_computed_is_offered(pair: Pair, reference: EngineProcess) -> None:
     text = prompt(76_000, 700)
-    pair.d0.hold(True)
+    pair.d0.ask("hold_at", 740)  # So that it cannot end before the abort comes.
     pair.d0.add("gone-d", text, tokens=4000)
-    pair.d0.hold(False)
-    pair.d0.until("computed", lambda tokens: tokens >= 740)
+    pair.d0.until("held", bool)
     pair.d0.abort("gone-d")
+    pair.d0.hold(False)
     offer = offered(pair, "gone-d")
     assert offer.count >= 700 // BLOCK
     answer = pair.p0.run("gone-p", text, tokens=4)

@@ -103,7 +103,7 @@ def test_a_session_is_refused_with_both_values(
         ranks=1,
     )
     with pytest.raises(PeerRefused) as caught:
-        base_client.call(there.address, frame, timeout_s=10.0)
+        base_client.call(there.address, frame, timeout_s=60.0)
     assert caught.value.reason == "space_mismatch"
     here = nodes["base"].components
     for component in DIFFERENCES[name]:

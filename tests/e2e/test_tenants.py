@@ -26,6 +26,7 @@ class Pair:
         answer = self.source.run(f"{name}-s", text, tokens=2, salt=salt)
         offer = answer.hint["offer"]
         self.plane.wait_for(lambda seen: of(seen, Retained, offer=offer), "the offer")
+        self.plane.wait_projected()
         return answer
 
 

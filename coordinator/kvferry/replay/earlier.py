@@ -23,8 +23,9 @@ from kvferry.replay.wanted import Wanted, split
 
 OFFERS_MAX = 20_000
 """Offers that are remembered while looking for an earlier one; the oldest go first."""
-LATE_MS = 10_000
-"""An end that the ledger learns of so much later may still be why the blocks were not there."""
+LATE_MS = 30_000
+"""An end that the ledger learns of so much later may still be why the blocks were not there: a node
+that died is given up once it was silent for long, and later where the leader stood still itself."""
 
 
 class EarlierOffers:

@@ -21,7 +21,7 @@ POOL_BLOCKS = 64
 SMALL = {"kv_cache_memory_bytes": POOL_BLOCKS * BLOCK * 1024, "max_model_len": 1536}
 HASHES = {"prefix_caching_hash_algo": "sha256_cbor"}
 """Else requests with a ``cache_salt`` are not shared."""
-PLAN_MS = 3_000
+PLAN_MS = 8_000
 FILLER, FILLERS = 1_400, 3
 """Tokens and prompts that together take more than a small pool."""
 PATIENCE_S = 60.0
