@@ -17,6 +17,7 @@ from kvferry.node.peers.hints import Hint
 from kvferry.node.peers.wire import Abort, Granted, Pin, Renew
 from kvferry.node.plans.client import PlanClient
 from kvferry_connectors.vllm.options import Options
+from kvferry_connectors.vllm.remainders import HINT, Remainders
 from kvferry_connectors.vllm.taking import (
     take_hint,
     take_observed,
@@ -67,6 +68,7 @@ class Looker:
         self._pool = pool
         self._block_size = block_size
         self._ranks = ranks
+        self.remainders = Remainders(plans, block_size)
 
     def has_plans(self) -> bool:
         """Whether a coordinator is there to be asked."""
@@ -107,9 +109,9 @@ class Looker:
         self._pool.submit(self._pin, tracked, pull, proved)
 
     def predict(self, tracked: Tracked, pull: Pull) -> None:
-        """Note for the ledger what a pull by a hint is thought to take; nothing depends on it."""
+        """Note for the ledger what a pull by a hint is thought to take, if it was not weighed."""
         end = pull.granted * self._block_size
-        if pull.basis == "hint" and end > tracked.local_tokens:
+        if pull.basis == HINT and not pull.weighed_from and end > tracked.local_tokens:
             pull.predicted_ms, pull.recompute_ms = self._plans.advice.predicted(
                 pull.source, tracked.local_tokens, end
             )
@@ -264,7 +266,7 @@ class Looker:
         pull.miss = pull.miss or miss
         if proved:
             return  # Answered already: the workers meet the same refusal and report it.
-        if pull.basis == "hint" and self._plans.available() and not pull.cancelled:
+        if pull.basis == HINT and self._plans.available() and not pull.cancelled:
             self.ask_plan(tracked, pull)
             return
         self._fail(tracked, pull, pull.miss)

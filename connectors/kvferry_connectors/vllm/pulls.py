@@ -117,14 +117,17 @@ class Pulls:
         if too_little:
             self.drop(tracked, pull.miss or too_little)
             return 0
-        blocks = min(pull.granted, tracked.prompt_blocks)
-        extra: int = blocks * self._block_size - local_tokens
         first = tracked.hashes[local_tokens // self._block_size]
         if self._loads.others(tracked, first):
             return None  # Somebody is loading this very block: wait, then hit it locally.
         if self._loads.in_vain(pull, first):
             self.drop(tracked, "transfer_failed")
             return 0
+        if self._looker.remainders.too_dear(tracked, pull, local_tokens):
+            self.drop(tracked, "too_dear")
+            return 0
+        blocks = min(pull.granted, tracked.prompt_blocks)
+        extra: int = blocks * self._block_size - local_tokens
         return extra
 
     def commit(self, tracked: Tracked, local_blocks: int, targets: list[int]) -> LoadJob:

@@ -59,6 +59,8 @@ def requested(tracked: Tracked, miss: Callable[[Tracked], str], stride: int) -> 
         position=tracked.position,
         waited_ms=tracked.waited_ms,
         tail=_sampled(tracked, tracked.prompt_blocks, stride),
+        weighed_from=pull.weighed_from,
+        tried=pull.tried,
     )
 
 

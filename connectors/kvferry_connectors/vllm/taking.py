@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from kvferry.core.messages import Candidate, PlanAnswer
 from kvferry.node.peers.hints import Hint
+from kvferry_connectors.vllm.remainders import HINT
 from kvferry_connectors.vllm.tracked import Pull, Tracked
 
 
 def take_hint(tracked: Tracked, pull: Pull, hint: Hint) -> bool:
     """Note in ``pull`` what the hint says; True when its tail proves the whole prefix."""
-    pull.basis, pull.source = "hint", hint.node
+    pull.basis, pull.source = HINT, hint.node
     pull.address, pull.incarnation = hint.address, hint.incarnation
     pull.hinted = hint.blocks
     if hint.blocks > tracked.prompt_blocks or tracked.hashes[hint.blocks - 1] != hint.tail:

@@ -60,6 +60,8 @@ class Pull:
         "started",
         "state",
         "transfer",
+        "tried",
+        "weighed_from",
     )
 
     def __init__(self, transfer: str, answer_by: float, started: float) -> None:
@@ -95,6 +97,10 @@ class Pull:
         self.doubt = 0.0
         self.prefill_ms = 0.0
         """To compute the whole prompt, as the coordinator thinks."""
+        self.weighed_from = 0
+        """Local tokens beyond which the rest of a hint's prefix was weighed; 0 if it was not."""
+        self.tried = False
+        """That rest was too dear, and a part of it is pulled to hear how fast the link is."""
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):

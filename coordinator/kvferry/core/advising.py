@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from kvferry.core.cost import LinkCost, PrefillCost, link_cost, pays_from
+from kvferry.core.cost import LinkCost, PrefillCost, link_cost, pays_from, worth_moving
 from kvferry.core.messages import SAVED_UNKNOWN
 from kvferry.core.state import JOINED, NodeState, SpaceState
 
@@ -38,11 +38,11 @@ def pair_link(space: SpaceState, pair: str) -> tuple[float, float] | None:
 
 def computing(costs: Mapping[str, PrefillCost]) -> dict[str, tuple[float, float]]:
     """What :attr:`kvferry.core.messages.Advice.computing` says."""
-    return {
-        node: (cost.fit.coefficients[1], cost.fit.coefficients[2])
-        for node, cost in costs.items()
-        if cost.n
-    }
+    return {node: _computing(cost) for node, cost in costs.items() if cost.n}
+
+
+def _computing(cost: PrefillCost) -> tuple[float, float]:
+    return cost.fit.coefficients[1], cost.fit.coefficients[2]
 
 
 def move_ms(link: tuple[float, float], tokens: int) -> float:
@@ -53,6 +53,45 @@ def move_ms(link: tuple[float, float], tokens: int) -> float:
 def recompute_ms(computing: tuple[float, float], start: int, end: int) -> float:
     """What computing tokens ``start`` to ``end`` takes, by such an advice."""
     return computing[0] * (end - start) / 1e3 + computing[1] * (end * end - start * start) / 2e6
+
+
+class Rest(NamedTuple):
+    """What a node lacks of a prefix that another one holds, weighed."""
+
+    move_ms: float
+    """To move it, without any queue; 0 where that is not known."""
+    recompute_ms: float
+    """To compute it; 0 where that is not known."""
+    pays: bool
+    """Whether to move it."""
+
+
+def weigh_rest(
+    link: tuple[float, float] | None, computing: tuple[float, float] | None, start: int, end: int
+) -> Rest:
+    """Whether tokens ``start`` to ``end`` of a prompt are worth moving to a node that has those
+    before them.
+
+    Who has a hint needs no plan, so it is followed unless computing is better by the hysteresis;
+    and where a side is not known.
+
+    Args:
+        link: as :attr:`kvferry.core.messages.Advice.links` says; None where it does not.
+        computing: as :attr:`kvferry.core.messages.Advice.computing` says; None where it does not.
+        start: tokens that the node has.
+        end: tokens that the other one holds.
+    """
+    moving_ms = move_ms(link, end - start) if link is not None else 0.0
+    computing_ms = recompute_ms(computing, start, end) if computing is not None else 0.0
+    pays = worth_moving(moving_ms or None, computing_ms or None, before=True)
+    return Rest(moving_ms, computing_ms, pays)
+
+
+def pair_rest(space: SpaceState, pair: str, start: int, end: int) -> Rest:
+    """:func:`weigh_rest` by what a leader that knows just this tells of ``source>target``."""
+    cost = space.prefill.get(pair.rpartition(">")[2])
+    told = _computing(cost) if cost is not None and cost.n else None
+    return weigh_rest(pair_link(space, pair), told, start, end)
 
 
 class _Known(NamedTuple):

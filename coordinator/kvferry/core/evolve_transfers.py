@@ -42,7 +42,7 @@ def requested(space: SpaceState, node: NodeState, applied: Applied, event: Reque
     if not event.transfer:
         if event.miss:
             bump(space.totals.misses, event.miss.partition("@")[0])
-        if event.miss == TOO_DEAR and event.source:
+        if event.miss == TOO_DEAR and event.source and not event.weighed_from:
             passed_over(space.trials, pair_key(event.source, node.name), event.recompute_ms)
         return
     if event.transfer in space.transfers:

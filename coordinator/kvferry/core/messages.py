@@ -195,10 +195,12 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Stream sequence up to which the facts are in."""
     links: dict[str, tuple[float, float]] = {}
     """By ``source>target`` what a move takes: milliseconds even of the smallest, and those that
-    each 1,000 tokens add. Pulls by a hint are recorded with it; nothing is decided by it."""
+    each 1,000 tokens add. Pulls by a hint are recorded with it, and with :attr:`weighs` weighed."""
     computing: dict[str, tuple[float, float]] = {}
     """By node what computing takes beyond its fixed part: milliseconds per 1,000 tokens, and per
     million pairs of a token and one before it."""
+    weighs: bool = False
+    """A node that has a part of what a hint names is to weigh whether the rest is worth moving."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

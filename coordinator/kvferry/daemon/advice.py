@@ -73,18 +73,20 @@ class AdviceTeller:
                 continue
             position = state.position  # What follows gives way to others, who fold on.
             pays_from, links = await pairs(space)
+            weighs = space.weighs(self._weigh)
             hosting = [n for n in space.nodes.values() if n.host_blocks and n.status == JOINED]
             advice = Advice(
                 replica=self._replica,
                 term=term,
                 gaps=learned(space.sessions, time.time_ns() // 1_000_000),
                 saved=saved(space.prefill.values()),
-                pays_from=pays_from if space.weighs(self._weigh) else {},
+                pays_from=pays_from if weighs else {},
                 host_blocks={node.name: node.host_blocks for node in hosting},
                 roles={node.name: node.role for node in hosting if node.role},
                 position=position,
                 links=links,
                 computing=computing(space.prefill),
+                weighs=weighs,
             )
             try:
                 await self._bus.publish(advice_subject(name), encode(advice))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry.core.events import Requested
+from kvferry.replay.words import counted
+
 
 class Cause(msgspec.Struct, frozen=True):
     """The meaning of one miss word."""
@@ -151,6 +154,19 @@ def cause(miss: str) -> Cause:
     if word == "diverged" and at:
         meaning = meaning.replace("that token", f"token {at}")
     return Cause(word=miss, meaning=meaning, cure=cure)
+
+
+def cause_of(miss: str, asked: Requested | None) -> Cause:
+    """The same where the request's own event may tell more than the word."""
+    known = cause(miss)
+    if known.word != "too_dear" or asked is None or not asked.weighed_from:
+        return known
+    had = counted(asked.weighed_from, "token")
+    meaning = (
+        f"its own cache held the first {had} already, and moving what {asked.source} holds beyond "
+        "them was predicted to take longer than computing just that"
+    )
+    return msgspec.structs.replace(known, meaning=meaning)
 
 
 def words() -> frozenset[str]:

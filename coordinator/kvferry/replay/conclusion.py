@@ -14,7 +14,8 @@ from kvferry.core.events import (
     TransferFailed,
     Transferred,
 )
-from kvferry.replay.causes import cause
+from kvferry.core.story_not_kept import not_kept
+from kvferry.replay.causes import cause_of
 from kvferry.replay.cures import cure_of
 from kvferry.replay.words import counted, duration
 
@@ -104,10 +105,14 @@ def waited(event: RequestEnded) -> float:
 
 def _numbers(request: str, events: Sequence[tuple[str, AnyEvent]]) -> str:
     """The last numbers on which nothing was pulled for a request."""
-    found = [
-        predicted(one) for _, one in events if isinstance(one, Requested) and one.request == request
-    ]
-    return found[-1] if found else ""
+    asked = _asked(request, events)
+    return predicted(asked) if asked is not None else ""
+
+
+def _asked(request: str, events: Sequence[tuple[str, AnyEvent]]) -> Requested | None:
+    """What the request wanted, as it was told last."""
+    found = [one for _, one in events if isinstance(one, Requested) and one.request == request]
+    return found[-1] if found else None
 
 
 def _ended(
@@ -137,7 +142,7 @@ def _ended(
         )
     miss = event.miss or _miss_of(event.request, events)
     if miss:
-        known = cause(miss)
+        known = cause_of(miss, _asked(event.request, events))
         numbers = _numbers(event.request, events)
         if known.word in ("plan_late", "prefill_late") and waited(event):
             numbers = f"{numbers}; it waited for {duration(waited(event))}"
@@ -149,7 +154,7 @@ def _generated(node: str, event: RequestEnded) -> str:
     """What a TileRT node made of a prompt whose KV another engine had sent to it."""
     kept = f"kept {counted(event.kept_blocks, 'block')} of prompt and answer for the next turn"
     if event.not_kept:
-        kept = f"kept nothing for the next turn ({event.not_kept})"
+        kept = f"kept nothing for the next turn because {not_kept(event.not_kept)}"
     how = f", {_UNANSWERED[event.outcome]}" if event.outcome in _UNANSWERED else ""
     return (
         f"{node} generated {counted(event.output_tokens, 'token')} from a prompt of "
@@ -187,7 +192,7 @@ def _running(
             f"(by {event.basis or 'plan'}, {event.granted} granted); {end}",
             f"look at the log of {node}, and send the request again" if gone else "",
         )
-    known = cause(event.miss)
+    known = cause_of(event.miss, event)
     return (
         f"{node} wanted {event.wanted} blocks and pulls nothing because {known.meaning}"
         f"{predicted(event)}; {end}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvferry.core.events import TransferFailed
-from kvferry.replay.causes import cause
+from kvferry.replay.causes import cause_of
 from kvferry.replay.conclusion import failure, predicted, waited
 from kvferry.replay.cures import cure_of
 from kvferry.replay.fate import FENCE, REFUSED
@@ -35,7 +35,7 @@ def direct(wanted: Wanted, kept: Kept | None) -> MissCause | None:
         return None
     if wanted.word == FAILED:
         return _failed(wanted, wanted.failed) if wanted.failed is not None else None
-    known, asked = cause(wanted.word), wanted.asked
+    known, asked = cause_of(wanted.word, wanted.asked), wanted.asked
     text = f"{wanted.word.replace('_', ' ')}: {known.meaning}"
     late_ms = waited(wanted.ended) if wanted.ended is not None and wanted.word in LATE else 0.0
     if late_ms:

@@ -9,9 +9,11 @@ from tests.unit.connector.support import BLOCK, chain, tracked
 
 from kvferry.node.outbox.outbox import Outbox
 from kvferry.node.peers.hints import Hint, HintBook
+from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.looking import HANDOVER
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.pulls import Pulls
+from kvferry_connectors.vllm.remainders import Remainders
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
 KEY, SPACE = b"k" * 32, "tiny-0123456789ab"
@@ -32,6 +34,9 @@ class Looker:
         self.aborted: list[str] = []
         self.renewed: list[str] = []
         self.freed = 0
+        self.advice = AdviceView("p0")
+        plans: Any = SimpleNamespace(available=lambda: self.plans, advice=self.advice)
+        self.remainders = Remainders(plans, BLOCK)
 
     def has_plans(self) -> bool:
         return self.plans

@@ -217,8 +217,8 @@ def test_the_offer_that_a_genuine_hint_named_is_recorded_whatever_becomes_of_the
 
 
 def test_what_a_hint_would_have_brought_is_recorded_with_what_was_advised(target: Target) -> None:
-    target.plans.advice._links = {"p0": (2.0, 10.0)}
-    target.plans.advice._computing = (80.0, 4.0)
+    advice = target.plans.advice
+    advice._costs = advice._costs._replace(links={"p0": (2.0, 10.0)}, computing=(80.0, 4.0))
     for source, local, numbers in (
         ("p0", 0, (2.0 + 10.0 * 0.192, 80.0 * 0.192 + 4.0 * 0.192**2 / 2)),
         ("p0", 64, (2.0 + 10.0 * 0.128, 80.0 * 0.128 + 4.0 * (0.192**2 - 0.064**2) / 2)),

@@ -232,6 +232,17 @@ def test_passing_a_pair_over_puts_aside_what_a_trial_may_cost() -> None:
     assert pair.credit_ms == pytest.approx(100.0), "never more than one request costs"
 
 
+def test_a_rest_that_was_too_dear_says_nothing_of_whole_prefixes() -> None:
+    ledger, (p0, _) = started("p0", "d0")
+    rest = Requested(
+        request="r", miss="too_dear", source="d0", recompute_ms=4.0, basis="hint", weighed_from=96
+    )
+    p0.write(rest)
+    assert (ledger.space.trials, ledger.space.totals.misses) == ({}, {"too_dear": 1})
+    p0.write(msgspec.structs.replace(rest, weighed_from=0))
+    assert list(ledger.space.trials) == ["d0>p0"]
+
+
 def test_a_trial_puts_aside_for_what_its_request_computes() -> None:
     ledger, (p0, _) = started("p0", "d0")
     tried = requested("t")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.daemon.support import SPACE, FakeNode, pulled, running, settled, until
 
-from kvferry.core.advising import saved
+from kvferry.core.advising import pair_rest, saved
 from kvferry.core.cost import PrefillCost
 from kvferry.core.cost_fit import Fit
 from kvferry.core.events import AnyEvent, NodeClosed, RequestEnded
@@ -228,6 +228,14 @@ async def test_nodes_hear_from_where_short_prefixes_are_not_worth_moving() -> No
         assert not view.too_dear("d0", 65_536), "long ones are worth it"
         assert not view.too_dear("d1", 2_048)
         assert not view.too_dear("unknown", 16)
+        weighed = {name: view.rest(name, 4_096, 4_128) for name in ("d0", "d1", "unknown")}
+        assert {name: one is not None and one[0].pays for name, one in weighed.items()} == {
+            "d0": False,
+            "d1": True,
+            "unknown": True,
+        }
+        space = coordinator.projector.state.spaces[SPACE]
+        assert weighed["d0"] == (pair_rest(space, "d0>p0", 4_096, 4_128), view.position)
         other = AdviceView("d1")
         stop = await log.subscribe(SUBJECT, other.heard)
         await coordinator.advice.tell()
@@ -241,3 +249,4 @@ async def test_nodes_hear_from_where_short_prefixes_are_not_worth_moving() -> No
             await careless.advice.tell()
             await until(lambda: view.term > known, "advice of a leader that weighs nothing")
             assert not view.too_dear("d0", 2_048)
+            assert view.rest("d0", 4_096, 4_128) is None

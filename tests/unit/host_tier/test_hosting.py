@@ -12,6 +12,7 @@ from kvferry.core.retention_gaps import prior
 from kvferry.node.export.host_copies import FORGET_S, LoadCost
 from kvferry.node.export.table import ExportTable
 from kvferry.node.outbox.outbox import Outbox
+from kvferry.node.plans.advice import AdviceView
 from kvferry_connectors.vllm.host import HostTier
 from kvferry_connectors.vllm.hosting import HOST, KEPT_OUT, Hosting
 from kvferry_connectors.vllm.looking import HANDOVER
@@ -19,6 +20,7 @@ from kvferry_connectors.vllm.metadata import LoadJob
 from kvferry_connectors.vllm.options import Options
 from kvferry_connectors.vllm.outcomes import outcome
 from kvferry_connectors.vllm.pulls import Pulls
+from kvferry_connectors.vllm.remainders import Remainders
 from kvferry_connectors.vllm.tracked import Pull, PullState, Tracked
 
 HASHES = chain("a", 20)
@@ -33,6 +35,8 @@ class Looker:
         self.others_hold_more = False
         self.aborted: list[Pull] = []
         self.given_back = 0
+        plans: Any = SimpleNamespace(available=lambda: True, advice=AdviceView())
+        self.remainders = Remainders(plans, BLOCK)
 
     def spared(self, one: Tracked, local_tokens: int) -> str:
         return "" if self.others_hold_more else "local"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.unit.replay.dated import DatedLog, computed, kept, written
 from tests.unit.replay.writer import Records
 
@@ -192,6 +194,22 @@ async def test_too_dear_gives_the_numbers_and_a_late_plan_says_so() -> None:
     assert "the coordinator did not answer within the plan's deadline" in story.conclusion
     story = await told(*turn_1(), *turn_2("space_mismatch"))
     assert "do not hold interchangeable KV" in story.conclusion
+
+
+async def test_what_was_too_dear_beyond_the_own_cache_says_so() -> None:
+    numbers: dict[str, float] = {"predicted_ms": 12.0, "recompute_ms": 4.0}
+    at: dict[str, Any] = {"source": "d0", "basis": "hint", "weighed_from": 992, "granted": 64}
+    story = await told(*turn_1(), *turn_2("too_dear", **numbers, **at))
+    said = (
+        "its own cache held the first 992 tokens already, and moving what d0 holds beyond them was "
+        "predicted to take longer than computing just that (predicted: 12 ms to move from d0 "
+        "against 4 ms to compute)"
+    )
+    assert said in story.conclusion
+    assert story.causes[0].text == f"too dear: {said}"
+    whole = await told(*turn_1(), *turn_2("too_dear", **numbers, source="d0"))  # type: ignore[arg-type]
+    assert "its own cache" not in whole.causes[0].text
+    assert whole.causes[0].text.startswith("too dear: moving the blocks was predicted")
 
 
 async def test_a_failed_transfer_says_where_why_and_what_its_source_lost() -> None:

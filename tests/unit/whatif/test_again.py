@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.daemon.support import BLOCK
 from tests.unit.whatif.ledgers import FIRST, Ledger
 
 from kvferry.errors import ConfigError
@@ -69,6 +70,48 @@ async def test_costs_are_weighed_as_the_ledger_says(said: str, weighed: bool, sa
         position = await ledger.turn("p0", f"talk-{number}", FIRST, **given)  # type: ignore[arg-type]
     report = await ledger.ask(Policy(weighed=weighed), force=False)
     assert report.enough is same, report.kinds
+
+
+@pytest.mark.parametrize("said", ["learned", "off"])
+@pytest.mark.parametrize("floor_ms", [1.0, 1e5])
+@pytest.mark.parametrize("moved", [True, False])
+async def test_what_a_node_lacked_of_a_hint_is_weighed_as_the_node_weighed_it(
+    said: str, floor_ms: float, moved: bool
+) -> None:
+    """p0 has all but two blocks of what d0 holds, and moving two computes sooner than 1 s."""
+    ledger = Ledger()
+    await ledger.leads(said)
+    for node in ("p0", "d0"):
+        await ledger.join(node, blocks=2_000)
+    for number in range(8):
+        await ledger.turn("p0", f"own-{number}", FIRST + number)
+        position = await ledger.turn("d0", f"talk-{number}", FIRST)
+    for number in range(4):  # What they teach of the link was asked for by nobody's choice.
+        given = {"source": "d0", "pulled": FIRST, "read_ms": floor_ms + number, "basis": "hint"}
+        position = await ledger.turn("p0", f"talk-{number}", FIRST, **given)  # type: ignore[arg-type]
+    asked: dict[str, object] = {
+        "source": "d0",
+        "basis": "hint",
+        "options": (),
+        "local": FIRST - 2,
+        "weighed_from": (FIRST - 2) * BLOCK,
+        "granted": FIRST,
+        "position": position,
+    }
+    asked |= {"pulled": 2} if moved else {"miss": "too_dear"}
+    await ledger.turn("p0", "talk-7", FIRST, **asked)  # type: ignore[arg-type]
+    report = await ledger.ask(force=False)
+    assert report.decisions == 1, report.not_decided
+    dear = said == "learned" and floor_ms > 1.0
+    assert report.enough is (moved is not dear), report.kinds
+
+
+async def test_a_trial_of_what_was_too_dear_is_no_decision() -> None:
+    ledger, position = await shared()
+    asked: dict[str, object] = {"weighed_from": 8 * BLOCK, "tried": True, "position": position}
+    await ledger.turn("p0", "talk", FIRST, source="d0", pulled=8, local=8, basis="hint", **asked)
+    report = await ledger.ask(force=False)
+    assert (report.decisions, report.not_decided["hint"]) == (0, 1)
 
 
 async def test_a_decision_is_taken_where_it_was_taken_not_where_it_is_told() -> None:

@@ -30,8 +30,8 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     """``hint`` or ``plan``; ``handover`` where the source still computed the blocks; ``host`` for
     the node's own host tier; ``told`` where what the coordinator had told spared the plan."""
     predicted_ms: float = 0.0
-    """To move what is pulled, ``queue_ms`` included; 0 where it was not known. By a hint it is what
-    the node had been advised, without any queue, and nothing was decided by it."""
+    """To move what is pulled, or what was found too dear to pull, ``queue_ms`` included; 0 where it
+    was not known. By a hint it is what the node had been advised, without any queue."""
     recompute_ms: float = 0.0
     """To compute what is pulled, or what was found too dear to pull."""
     options: tuple[str, ...] = ()
@@ -64,6 +64,12 @@ class Requested(Event, frozen=True, kw_only=True, omit_defaults=True):
     tail: bytes = b""
     """Short hash of the last sampled block of the prompt: what it was, also where its end leaves
     no new offer."""
+    weighed_from: int = 0
+    """The tokens that the node had when it weighed by :func:`kvferry.core.advising.weigh_rest`
+    whether the rest of what a hint named is worth moving, as known at ``position``. 0: all that the
+    hint named was weighed, as though the node had none of it."""
+    tried: bool = False
+    """That rest was found too dear, and a part of it moves to tell how fast the link is now."""
 
 
 class Transferred(Event, frozen=True, kw_only=True, omit_defaults=True):

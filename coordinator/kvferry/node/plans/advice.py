@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from kvferry.core.advising import move_ms, recompute_ms, spared_ms
+from kvferry.core.advising import Rest, spared_ms, weigh_rest
 from kvferry.core.messages import SAVED_UNKNOWN, Advice
 from kvferry.core.retention_gaps import BINS, prior
 from kvferry.core.retention_keeper import keeper, shares
@@ -16,6 +16,15 @@ from kvferry.ports.log import Reply
 
 log = logging.getLogger("kvferry.node")
 T = TypeVar("T")
+
+
+class _Costs(NamedTuple):
+    """What one advice said of moving and computing, replaced as a whole."""
+
+    position: int = 0
+    weighs: bool = False
+    links: Mapping[str, tuple[float, float]] = {}
+    computing: tuple[float, float] | None = None
 
 
 class AdviceView:
@@ -38,8 +47,7 @@ class AdviceView:
         self.term = self.position = 0
         self._saved = SAVED_UNKNOWN
         self._pays_from: dict[str, int] = {}
-        self._links: dict[str, tuple[float, float]] = {}
-        self._computing: tuple[float, float] | None = None
+        self._costs = _Costs()
         self._decode = msgspec.msgpack.Decoder(Advice).decode
 
     def saved_ms(self, tokens: int) -> float:
@@ -53,10 +61,15 @@ class AdviceView:
     def predicted(self, source: str, start: int, end: int) -> tuple[float, float]:
         """Milliseconds to move tokens ``start`` to ``end`` of a prompt here from ``source``, and to
         compute them; 0 where it is not known. What else the two move is not counted."""
-        link, computing = self._links.get(source), self._computing
-        moving_ms = move_ms(link, end - start) if link is not None else 0.0
-        computing_ms = recompute_ms(computing, start, end) if computing is not None else 0.0
-        return moving_ms, computing_ms
+        rest = _weighed(self._costs, source, start, end)
+        return rest.move_ms, rest.recompute_ms
+
+    def rest(self, source: str, start: int, end: int) -> tuple[Rest, int] | None:
+        """Whether tokens ``start`` to ``end`` of a prompt are worth moving here from ``source``
+        where those before them are here, and how much of the ledger was known to who advised so;
+        None where nobody wants it weighed."""
+        costs = self._costs
+        return (_weighed(costs, source, start, end), costs.position) if costs.weighs else None
 
     def kept_there(self, session: str, other: str, own_blocks: int) -> bool:
         """Whether another node that has a session's chain too is the one to keep it.
@@ -95,10 +108,18 @@ class AdviceView:
         self.shares = shares(said.host_blocks, said.roles)
         ours = f">{self._node}"
         self._pays_from = _by_source(said.pays_from, ours)
-        self._links = _by_source(said.links, ours)
-        self._computing = said.computing.get(self._node)
+        self._costs = _Costs(
+            said.position,
+            said.weighs,
+            _by_source(said.links, ours),
+            said.computing.get(self._node),
+        )
 
 
 def _by_source(pairs: Mapping[str, T], ours: str) -> dict[str, T]:
     """Of what is said of pairs, that which ends at us."""
     return {pair.removesuffix(ours): said for pair, said in pairs.items() if pair.endswith(ours)}
+
+
+def _weighed(costs: _Costs, source: str, start: int, end: int) -> Rest:
+    return weigh_rest(costs.links.get(source), costs.computing, start, end)

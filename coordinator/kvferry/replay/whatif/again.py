@@ -6,9 +6,10 @@ node decides by what it was told is decided by the same functions over the same 
 
 from __future__ import annotations
 
-from kvferry.core.advising import pair_pays_from
+from kvferry.core.advising import pair_pays_from, pair_rest
 from kvferry.core.cost import pair_key
 from kvferry.core.messages import PlanAnswer, PlanRequest
+from kvferry.core.planning import TOO_DEAR
 from kvferry.core.state import NodeState, SpaceState
 from kvferry.ids import SHORT_BYTES, sample_stride
 from kvferry.index.planner import Planner
@@ -20,7 +21,7 @@ PLAN, TOLD, HINT, HOST = "plan", "told", "hint", "host"
 NO_CHAIN = "what the prompt was is not in the ledger: the request left no offer"
 NO_ANSWER = "what the plan said is not in the ledger: the request did not use it"
 NOT_THERE = "its node is not known at that position"
-ANSWERED = frozenset({"nothing_held", "too_dear", "busy", "paused", "not_joined", "space_mismatch"})
+ANSWERED = frozenset({"nothing_held", TOO_DEAR, "busy", "paused", "not_joined", "space_mismatch"})
 """Misses that are a plan's own answer."""
 
 
@@ -101,11 +102,16 @@ class Redecider:
         self._compare(life, TOLD, "nobody", "somebody" if somebody else "nobody")
 
     def _hint(self, life: Life, space: SpaceState, node: NodeState) -> None:
-        asked = life.asked
-        tokens = asked.granted * node.block_size
-        pays_from = pair_pays_from(space, pair_key(asked.source, life.node))
-        dear = space.weighs(self._weighed) and tokens < pays_from
-        self._compare(life, HINT, asked.source, "too_dear" if dear else asked.source)
+        asked, pair = life.asked, pair_key(life.asked.source, life.node)
+        weighs = space.weighs(self._weighed)
+        if asked.weighed_from:
+            end = min(asked.granted, asked.wanted) * node.block_size
+            dear = weighs and not pair_rest(space, pair, asked.weighed_from, end).pays
+        else:  # So older versions weighed every hint.
+            dear = weighs and asked.granted * node.block_size < pair_pays_from(space, pair)
+        recorded = asked.source if asked.transfer else f"{TOO_DEAR} {asked.source}"
+        again = f"{TOO_DEAR} {asked.source}" if dear else asked.source
+        self._compare(life, HINT, recorded, again)
 
     def _host(self, life: Life, space: SpaceState, node: NodeState) -> None:
         asked, stride = life.asked, sample_stride(node.block_size)
@@ -146,8 +152,10 @@ def kind_of(life: Life) -> str:
     asked = life.asked
     if asked.basis == TOLD:
         return TOLD
-    if asked.basis == HINT and asked.transfer and asked.position:
-        return HINT  # Without advice a hint is followed, whatever it costs.
+    if asked.basis == HINT and asked.position and not asked.tried:
+        # Without advice a hint is followed, whatever it costs.
+        rest = asked.weighed_from and asked.miss == TOO_DEAR
+        return HINT if asked.transfer or rest else ""
     if asked.basis == HOST and asked.transfer:
         return HOST
     if asked.basis == PLAN or (asked.position and not asked.basis and asked.miss in ANSWERED):
@@ -178,8 +186,8 @@ def _recorded(life: Life) -> str:
     asked = life.asked
     if asked.options:
         return asked.options[0]
-    if asked.miss == "too_dear" and asked.source:
-        return f"too_dear {asked.source}"
+    if asked.miss == TOO_DEAR and asked.source:
+        return f"{TOO_DEAR} {asked.source}"
     return asked.miss if asked.miss in ANSWERED else ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvferry.core.advising import pair_pays_from
+from kvferry.core.advising import pair_pays_from, pair_rest
 from kvferry.core.cost import link_cost, pair_key
 from kvferry.core.inflight import Flow, InFlight, service_ms
 from kvferry.core.placement import Ranked
@@ -119,7 +119,9 @@ class Chooser:
         best = None
         if asked.basis in (HANDOVER, HINT) and asked.source:
             best = self._hinted(life, engine, chain, local)
-        if best is None and asked.basis != HANDOVER and local < len(chain):
+        if best is not None and self._rest_too_dear(life, engine, local, best):
+            best = None  # Its node computes what it lacks of it, and asks for no plan.
+        elif best is None and asked.basis != HANDOVER and local < len(chain):
             best = self._as_recorded(life, chain, local)
             if best is None and (asked.miss != TOO_DEAR or self._fleet.policy.changes):
                 best = self._planned(engine, chain, local, life.chain)
@@ -151,6 +153,20 @@ class Chooser:
         # That the hint was followed is recorded: it is weighed again only where that may differ.
         again = life.asked.basis == HINT and self._fleet.policy.weighs_otherwise
         return None if again and not self._pays(engine, local, pull) else pull
+
+    def _rest_too_dear(self, life: Life, engine: Engine, local: int, pull: _Pull) -> bool:
+        """Whether the node, which has ``local`` units, computes what is left of the hint's prefix.
+
+        What older versions followed stays followed under the policy that was in force. A trial is
+        not told from what it tried: most of that was computed.
+        """
+        asked, fleet = life.asked, self._fleet
+        if asked.basis != HINT or not local or not fleet.weighs:
+            return False
+        if not asked.weighed_from and not fleet.policy.weighs_otherwise:
+            return False
+        unit, pair = engine.unit_tokens, pair_key(pull.source, engine.name)
+        return not pair_rest(fleet.view, pair, local * unit, pull.end * unit).pays
 
     def _pays(self, engine: Engine, local: int, pull: _Pull) -> bool:
         """Whether what a hint offers is worth moving under this policy."""
