@@ -193,6 +193,27 @@ def test_an_offer_that_a_longer_one_covered_is_made_anew() -> None:
     assert engine.exports.offer(tracked("d", hashes), ids, 6)[0] == long
 
 
+@pytest.mark.parametrize("same_block", [True, False])
+def test_a_chain_whose_head_came_back_is_offered_anew(same_block: bool) -> None:
+    """The ledger ended its offer with the head, so a lease or a hint must not name it again."""
+    engine = Engine()
+    held = engine.pool.get_new_blocks(4)
+    hashes, ids = chain("a", 4), [block.block_id for block in held]
+    first, _ = engine.exports.offer(tracked("a", hashes), ids, 4)
+    engine.pool.free_blocks(held[:1])
+    others = engine.pool.get_new_blocks(engine.free)
+    head = next(b for b in others if (b.block_id == ids[0]) == same_block)
+    engine.pool.free_blocks([block for block in others if block is not head])
+    now = [head.block_id, *ids[1:]]
+    engine.exports.offer(tracked("b", hashes[:1]), now[:1], 1)
+    again, _ = engine.exports.offer(tracked("c", hashes), now, 4, awaited=True)
+    assert again != first
+    items = engine.handed(object)
+    assert [type(item) for item in items] == [Offered, Reused, Offered, Offered, Leased]
+    assert items[1] == Reused(hashes[:1]), "told before the hash is offered once more"
+    assert items[-1].offer == again
+
+
 def test_a_chain_that_is_pulled_on_top_of_a_leased_one_takes_its_place() -> None:
     """The ledger ends the shorter offer with the pull, and its lease ends with the request."""
     engine = Engine()
