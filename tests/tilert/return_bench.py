@@ -18,11 +18,11 @@ from kvferry.core.events import (
     RequestEnded,
     Retained,
 )
+from kvferry.core.story_not_kept import NOT_KEPT
 from kvferry.node.pull.puller import PullResult
 from kvferry_connectors.demo.tilert.profile import PROFILE as TINY
 from kvferry_connectors.tilert.fitting import fit
 from kvferry_connectors.tilert.node.convert import hadamard
-from kvferry_connectors.tilert.node.reasons import REASONS
 from kvferry_connectors.tilert.origin import ROWS
 from kvferry_connectors.tilert.origins import pages_of
 from kvferry_connectors.tilert.profiles import BF16, FP8_DS_MLA, Profile, RowFormat
@@ -68,7 +68,7 @@ class Bench:
         turn.run(self.node)
         event = self.ended(turn)
         assert event.kept_blocks == 0
-        assert event.not_kept in REASONS
+        assert event.not_kept in NOT_KEPT
         return event.not_kept
 
     def pull(self, turn: Turn) -> PullResult:

@@ -86,7 +86,7 @@ class OriginRefused(Exception):
     """A node keeps nothing of this prompt.
 
     Attributes:
-        reason: one of :data:`kvferry_connectors.tilert.node.reasons.REASONS`.
+        reason: one of :data:`kvferry.core.story_not_kept.NOT_KEPT`.
         detail: the numbers, and the cure where there is one.
     """
 

@@ -24,14 +24,14 @@ def start_planes(
     """Those that serve reads of ``regions`` from now on, and why others do not, by name.
 
     Raises:
-        ConfigError: an option names a backend or a setting that does not exist.
+        ConfigError: an option names a backend or a setting that does not exist, or is of a
+            backend that is not to be started.
     """
     chosen = _chosen(options, regions.kind)
     absent: dict[str, str] = {}
     refused: dict[str, str] = {}
     kept = []
-    named = {name: _options_of(options, name) for name in chosen}
-    for backend in create_usable(chosen, named, left_out=absent):
+    for backend in create_usable(chosen, _named(options, chosen), left_out=absent):
         if regions.kind not in backend.capabilities.memory:
             absent[backend.name] = f"it cannot read {regions.kind} memory"
             backend.close()
@@ -54,9 +54,8 @@ def check_planes(options: Options, kind: str) -> None:
             that is not to be started, or no backend works here.
     """
     chosen = _chosen(options, kind)
-    named = {name: _options_of(options, name) for name in (*chosen, *options.backend_options)}
     absent: dict[str, str] = {}
-    usable = create_usable(chosen, named, left_out=absent)
+    usable = create_usable(chosen, _named(options, chosen), left_out=absent)
     for backend in usable:
         backend.close()
     if not usable:
@@ -92,6 +91,11 @@ def start_host_planes(
 
 def _chosen(options: Options, kind: str) -> tuple[str, ...]:
     return options.backends or tuple(name for name in BY_MEMORY[kind] if name in names())
+
+
+def _named(options: Options, chosen: Sequence[str]) -> dict[str, dict[str, object]]:
+    """All that is given, also for backends that are not chosen: they must not go unheard."""
+    return {name: _options_of(options, name) for name in (*chosen, *options.backend_options)}
 
 
 def _options_of(options: Options, name: str) -> dict[str, object]:

@@ -203,6 +203,11 @@ def _print_reuse(reuse: Document) -> None:
         tokens, share = reuse[f"{word}_tokens"], reuse[f"{word}_share"]
         part = "" if share is None else f"{100 * share:5.1f} %"
         render.line(f"  {part:>8}  {render.number(tokens):>12}  {meaning}")
+    if reuse["prompt_sent"]:
+        more = render.number(reuse["prompt_sent"])
+        render.line(f"{more} prompt tokens more were sent to TileRT nodes")
+    if reuse["bytes_sent"]:
+        render.line(f"sends to TileRT nodes carried {render.size(reuse['bytes_sent'])}")
 
 
 def _print_misses(misses: list[Document]) -> None:

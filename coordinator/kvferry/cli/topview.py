@@ -155,9 +155,11 @@ def _use(use: Use, room: int) -> str:
 
 
 def _windows(windows: tuple[Window, ...]) -> Table:
+    # Prompt tokens that went to TileRT nodes; most fleets have none.
+    sent = any(one.prompt_sent for one in windows)
     table = grid(
         "last", ">reqs", ">a second", ">reused", ">local", ">pulled", ">computed", ">moves",
-        ">failed", ">moved",
+        ">failed", ">moved", *([">sent"] if sent else []),
     )  # fmt: skip
     for one in windows:
         table.add_row(
@@ -171,6 +173,7 @@ def _windows(windows: tuple[Window, ...]) -> Table:
             _short(one.transfers),
             _short(one.failed),
             f"{render.size(round(one.bytes_per_s))}/s",
+            *([_short(one.prompt_sent)] if sent else []),
         )
     return table
 

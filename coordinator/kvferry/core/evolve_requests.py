@@ -16,13 +16,17 @@ TOOK_MS_MAX = 1e10
 def request_ended(
     space: SpaceState, node: NodeState, applied: Applied, event: RequestEnded
 ) -> None:
-    """Tokens by where they came from; the prefill rate when enough were computed."""
+    """Tokens by where they came from, and apart from them those that were sent; the prefill rate
+    when enough were computed."""
     totals = space.totals
     totals.requests = add(totals.requests, 1)
-    totals.prompt_tokens = add(totals.prompt_tokens, event.prompt_tokens)
-    totals.local_tokens = add(totals.local_tokens, event.local_tokens)
-    totals.pulled_tokens = add(totals.pulled_tokens, event.pulled_tokens)
-    totals.computed_tokens = add(totals.computed_tokens, event.computed_tokens)
+    if event.prompt_sent:
+        totals.prompt_sent = add(totals.prompt_sent, event.prompt_tokens)
+    else:
+        totals.prompt_tokens = add(totals.prompt_tokens, event.prompt_tokens)
+        totals.local_tokens = add(totals.local_tokens, event.local_tokens)
+        totals.pulled_tokens = add(totals.pulled_tokens, event.pulled_tokens)
+        totals.computed_tokens = add(totals.computed_tokens, event.computed_tokens)
     totals.output_tokens = add(totals.output_tokens, event.output_tokens)
     came = event.local_tokens + event.pulled_tokens + event.computed_tokens
     if came != event.prompt_tokens:
@@ -68,5 +72,7 @@ def turn_ended(space: SpaceState, node: NodeState, applied: Applied, event: Turn
 def send(
     space: SpaceState, node: NodeState, applied: Applied, event: SendBegan | SendEnded
 ) -> None:
-    """KV goes to a decode node that is none of the space's: it is counted with the events, and
-    nothing that anybody decides depends on it."""
+    """KV goes to a decode node that is none of the space's: it is counted, and nothing that anybody
+    decides depends on it."""
+    if isinstance(event, SendEnded) and not event.reason:
+        space.totals.bytes_sent = add(space.totals.bytes_sent, event.bytes)

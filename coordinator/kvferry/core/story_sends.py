@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvferry.core.events import RequestEnded, SendBegan, SendEnded
+from kvferry.core.story_not_kept import not_kept
 from kvferry.core.story_words import counted, milliseconds, size
 
 _STAGES = {
@@ -47,7 +48,7 @@ def sent_ended(node: str, event: RequestEnded) -> str:
     """What a node made of a prompt that was sent to it, and what it keeps of that."""
     kept = f"; {counted(event.kept_blocks, 'block')} kept" if event.kept_blocks else ""
     if event.not_kept:
-        kept = f"; nothing kept: {event.not_kept}"
+        kept = f"; nothing kept: {not_kept(event.not_kept)}"
     return (
         f"{node} ended request {event.request} ({event.outcome}): "
         f"{counted(event.prompt_tokens, 'prompt token')} sent to it, "

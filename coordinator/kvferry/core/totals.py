@@ -15,10 +15,16 @@ class Totals(msgspec.Struct, kw_only=True):
 
     requests: int = 0
     prompt_tokens: int = 0
+    """Of prompts that came to engines; local + pulled + computed."""
     local_tokens: int = 0
     pulled_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    prompt_sent: int = 0
+    """Prompt tokens whose KV was sent to TileRT nodes; ``prompt_tokens`` and its parts leave them
+    out."""
+    bytes_sent: int = 0
+    """Of sends that arrived."""
     unbalanced: int = 0
     """Requests whose local + pulled + computed tokens differ from the prompt's."""
     turns: int = 0

@@ -194,6 +194,8 @@ def _reuse(space: SpaceState) -> Document:
         "pulled_tokens": totals.pulled_tokens,
         "computed_tokens": totals.computed_tokens,
         "output_tokens": totals.output_tokens,
+        "prompt_sent": totals.prompt_sent,
+        "bytes_sent": totals.bytes_sent,
         "unbalanced": totals.unbalanced,
         "local_share": share(totals.local_tokens),
         "pulled_share": share(totals.pulled_tokens),

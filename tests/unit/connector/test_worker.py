@@ -244,3 +244,18 @@ def test_every_data_plane_that_listens_is_told_where(monkeypatch: pytest.MonkeyP
     listening = {name for name, options in told.items() if options == {"listen_host": "10.0.0.7"}}
     assert listening == LISTENING
     assert told["peer_host"] == {}
+
+
+@pytest.mark.parametrize("name", ["nixl", "tpc"])
+def test_options_of_a_data_plane_that_is_not_started_are_told(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(4, [4096])
+    monkeypatch.setattr(worker.compat, "one_full_attention_group", lambda config: "")
+    monkeypatch.setattr(worker, "regions_of", lambda caches, config: pool.regions)
+    monkeypatch.setattr(worker, "worker_components", lambda config, caches: {})
+    side = Bench(backends=["tcp"], backend_options={name: {"ring": 1}}).side
+    side.register({})
+    assert side.hello is not None
+    assert f"there are options for {name}" in side.hello.problem
+    side.close()

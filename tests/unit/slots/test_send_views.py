@@ -147,7 +147,10 @@ NODE_ENDED = RequestEnded(
     ("changed", "told"),
     [
         ({}, "and kept 16 blocks of prompt and answer for the next turn"),
-        ({"kept_blocks": 0, "not_kept": "no_room"}, "and kept nothing for the next turn (no_room)"),
+        (
+            {"kept_blocks": 0, "not_kept": "no_room"},
+            "and kept nothing for the next turn because the host tier has no room for the chain",
+        ),
     ],
 )
 async def test_what_a_node_generates_is_no_hit_in_its_own_cache(

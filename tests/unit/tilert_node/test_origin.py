@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.tilert_node.origins import KEY, make
 
-from kvferry_connectors.tilert.node.reasons import REASONS
+from kvferry.core.story_not_kept import NOT_KEPT
 from kvferry_connectors.tilert.origin import OriginRefused, read, signed, unsaid
 
 NOW_MS = 1_000
@@ -23,7 +23,7 @@ def test_it_comes_back_as_it_was() -> None:
 def refused(sampling: Any, key: bytes = KEY, now_ms: int = NOW_MS) -> str:
     with pytest.raises(OriginRefused) as error:
         read(sampling, key, now_ms)
-    assert error.value.reason in REASONS
+    assert error.value.reason in NOT_KEPT
     return error.value.reason
 
 

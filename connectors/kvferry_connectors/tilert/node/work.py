@@ -33,7 +33,7 @@ class Outcome(msgspec.Struct, frozen=True):
     kept: int = 0
     """Blocks, the prompt's included."""
     reason: str = ""
-    """One of :data:`kvferry_connectors.tilert.node.reasons.REASONS`, where nothing was kept."""
+    """One of :data:`kvferry.core.story_not_kept.NOT_KEPT`, where nothing was kept."""
     detail: str = ""
 
 

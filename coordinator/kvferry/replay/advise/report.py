@@ -114,6 +114,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     repeated_tokens: int
     reused_tokens: int | None
+    prompt_sent: int = 0
+    """Prompt tokens whose KV was sent to TileRT nodes, beside ``prompt_tokens``."""
     shares: tuple[Share, ...]
     gaps_s: Spread | None
     keeping: tuple[Keeping, ...]

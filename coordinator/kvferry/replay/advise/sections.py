@@ -61,6 +61,11 @@ def _traffic(report: Report) -> Section:
         lines.append(
             f"{share(report.reused_tokens, report.prompt_tokens)} of them were not computed again"
         )
+    if report.prompt_sent:
+        lines.append(
+            f"{counted(report.prompt_sent, 'prompt token')} more were sent to TileRT nodes, for "
+            "prompts that a prefill engine had computed or reused"
+        )
     return Section(title="Traffic", lines=tuple(lines))
 
 

@@ -60,7 +60,7 @@ class LedgerStudy:
         self._whole = True
         self._hits: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
-        self._count = self._prompt = self._repeated = self._reused = 0
+        self._count = self._prompt = self._repeated = self._reused = self._sent = 0
         self._first_ms = self._last_ms = 0
         self._failed = 0
 
@@ -94,6 +94,7 @@ class LedgerStudy:
                 self._failed += 1
                 self._turns.moved(space, node, event)
             case RequestEnded():
+                self._sent += max(0, event.prompt_tokens) if event.prompt_sent else 0
                 self._turns.ended(space, node, event, at_ms)
             case TurnEnded():
                 self._turns.routed(event)
@@ -216,6 +217,7 @@ class LedgerStudy:
             prompt_tokens=self._prompt,
             repeated_tokens=self._repeated,
             reused_tokens=self._reused,
+            prompt_sent=self._sent,
             shares=self._shares.rows(),
             gaps_s=self._gaps.spread() if self._gaps.count else None,
             keeping=self._keeping(),

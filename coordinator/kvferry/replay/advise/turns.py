@@ -43,12 +43,13 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
     def main(self) -> Part | None:
         """The engine that computed the prompt: as the router says, else the one that computed
-        most of it."""
-        named = [one for one in self.parts if one.ended.request == self.prefill_request]
+        most of it. None where only a node is known that the prompt was sent to."""
+        made = [one for one in self.parts if not one.ended.prompt_sent]
+        named = [one for one in made if one.ended.request == self.prefill_request]
         return (
             named[0]
             if named
-            else max(self.parts, key=lambda part: part.ended.computed_tokens, default=None)
+            else max(made, key=lambda part: part.ended.computed_tokens, default=None)
         )
 
     @property

@@ -121,6 +121,7 @@ def _window(span_s: int, sums: Counts, around: Around) -> Window:
         local_tokens=sums.local_tokens,
         pulled_tokens=sums.pulled_tokens,
         computed_tokens=sums.computed_tokens,
+        prompt_sent=sums.prompt_sent,
         hit_share=reused / sums.prompt_tokens if sums.prompt_tokens else None,
         transfers=sum(sums.transfers.values()),
         failed=sums.failed,

@@ -24,6 +24,8 @@ class Counts(msgspec.Struct):
     local_tokens: int = 0
     pulled_tokens: int = 0
     computed_tokens: int = 0
+    prompt_sent: int = 0
+    """Prompt tokens whose KV was sent to TileRT nodes: no part of the four above."""
     failed: int = 0
     """Transfers that ended without use."""
     misses: dict[str, int] = {}
@@ -38,6 +40,9 @@ class Counts(msgspec.Struct):
         event = applied.entry.event
         if isinstance(event, RequestEnded):
             self.requests += 1
+            if event.prompt_sent:
+                self.prompt_sent += max(0, event.prompt_tokens)
+                return
             self.prompt_tokens += max(0, event.prompt_tokens)
             self.local_tokens += max(0, event.local_tokens)
             self.pulled_tokens += max(0, event.pulled_tokens)
@@ -59,6 +64,7 @@ class Counts(msgspec.Struct):
         self.local_tokens += other.local_tokens
         self.pulled_tokens += other.pulled_tokens
         self.computed_tokens += other.computed_tokens
+        self.prompt_sent += other.prompt_sent
         self.failed += other.failed
         for mine, theirs in (
             (self.misses, other.misses),

@@ -50,6 +50,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     local_tokens: int
     pulled_tokens: int
     computed_tokens: int
+    prompt_sent: int
+    """Prompt tokens whose KV was sent to TileRT nodes; no part of the four above."""
     hit_share: float | None
     """Of the prompt tokens, those that were not computed again; None without a request."""
     transfers: int

@@ -1,8 +1,8 @@
-"""Why a decode node kept nothing of a request, by name."""
+"""Why a TileRT decode node kept nothing of a request, by the word in the ledger."""
 
 from __future__ import annotations
 
-REASONS = {
+NOT_KEPT = {
     "no_origin": "prefill does not say where the prompt comes from",
     "bad_key": "the origin is signed with another cluster key",
     "bad_origin": "the origin cannot be understood",
@@ -25,4 +25,9 @@ REASONS = {
     "outbox_full": "the ledger is too far behind for anything new to be kept",
     "closed": "the node stops",
 }
-"""They stand in ``request_ended`` and stay as they are."""
+"""``not_kept`` of ``request_ended`` by its word. Words stand in ledgers and stay as they are."""
+
+
+def not_kept(word: str) -> str:
+    """The reason as a clause; the word itself where a newer node wrote it."""
+    return NOT_KEPT.get(word, word)
