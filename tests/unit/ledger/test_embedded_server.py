@@ -116,9 +116,9 @@ def test_a_hung_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pid = server.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: server.restarts == 1, "the replacement")
+        until(lambda: server.restarts >= 1, "the replacement")
         assert not alive(pid)
-        assert server.health() == ""
+        until(lambda: server.health() == "", "the replacement works")
 
 
 def test_a_server_that_is_stuck_after_a_full_disk_is_restarted_once_space_is_free(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
-from tests.unit.ledger.support import RawServer, eventually, read_all, take, within
+from tests.unit.ledger.support import WAIT_S, RawServer, eventually, read_all, take, within
 
 from kvferry.errors import LedgerRefused, LedgerUnavailable
 from kvferry.ledger import append, consumer, embedded, jsapi, life, link
@@ -31,7 +31,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PONG_WAIT_S", 0.7)
     monkeypatch.setattr(link, "BACKOFF_MAX_S", 0.3)
     monkeypatch.setattr(append, "ACK_WAIT_S", 0.5)
-    monkeypatch.setattr(jsapi, "CALL_WAIT_S", 2.0)
     monkeypatch.setattr(consumer, "SILENCE_MAX_S", 1.5)
     monkeypatch.setattr(embedded, "WATCH_EVERY_S", 0.1)
 
@@ -69,7 +68,7 @@ async def test_killed_under_load_nothing_acknowledged_is_lost_and_order_is_kept(
             await eventually(lambda kills=kills: len(seen) > kills * 2000, "progress")  # type: ignore[misc]
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
-            await eventually(lambda kills=kills: server.restarts == kills, "the restart")  # type: ignore[misc]
+            await eventually(lambda kills=kills: server.restarts >= kills, "the restart")  # type: ignore[misc]
         await within(writing)
         await within(reading)
         assert seen == [data for _, data, _ in wanted]
@@ -98,16 +97,18 @@ async def test_a_hung_server_loses_and_doubles_nothing(raw_server: RawServer, cu
 async def test_appends_fail_in_time_while_the_server_is_gone_and_work_again_after(
     raw_server: RawServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append, "STALL_MAX_S", 0.6)
     async with opened(raw_server.url) as ledger:
         await ledger.append(FACTS, b"0", message_id="0")
         raw_server.kill()
-        with pytest.raises(LedgerUnavailable, match=raw_server.url):
-            await within(ledger.append(FACTS, b"1", message_id="1"), 10)
-        with pytest.raises(LedgerUnavailable, match="not connected"):
-            await within(ledger.bounds(FACTS_STREAM), 10)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(append, "STALL_MAX_S", 0.6)
+            hasty.setattr(jsapi, "CALL_WAIT_S", 0.6)
+            with pytest.raises(LedgerUnavailable, match=raw_server.url):
+                await within(ledger.append(FACTS, b"1", message_id="1"))
+            with pytest.raises(LedgerUnavailable, match="not connected"):
+                await within(ledger.bounds(FACTS_STREAM))
         with pytest.raises(LedgerUnavailable):
-            await within(ledger.publish("kvfbus.x", b""), 1)
+            await within(ledger.publish("kvfbus.x", b""))
         raw_server.start()
         await eventually(ledger.connected, "the connection is back")
         await within(ledger.append(FACTS, b"1", message_id="1"))
@@ -125,7 +126,7 @@ async def test_subscriptions_last_across_a_restart(raw_server: RawServer) -> Non
         await eventually(lambda: not ledger.connected(), "the loss is noticed")
         raw_server.start()
         await eventually(ledger.connected, "the connection is back")
-        assert await ledger.request("kvfbus.echo", b"hi", 5.0) == b"hi"
+        assert await ledger.request("kvfbus.echo", b"hi", WAIT_S) == b"hi"
         await stop()
 
 
@@ -186,7 +187,7 @@ async def test_a_read_that_is_cut_short_says_so(
         assert (await anext(reading)).seq == 1
         await ledger.close()
         with pytest.raises(LedgerUnavailable):
-            await within(_exhaust(reading), 5)
+            await within(_exhaust(reading))
 
 
 async def _exhaust(reading: AsyncIterator[Stored]) -> None:
