@@ -14,8 +14,9 @@ from kvferry.daemon.messages import Answer, Query, decode_answer, encode_query
 from kvferry.errors import LedgerUnavailable
 from kvferry.ports.log import BusPort, Reply
 
-LISTEN_S = 2.5
-"""Coordinators announce themselves once a second; two may be lost before one counts as down."""
+LISTEN_S = 5.0
+"""Coordinators announce themselves once a second. One whose machine is so busy that it stands still
+for a few seconds is not down, and an operator's command must reach it."""
 ANSWER_S = 15.0
 """One that just started waits for its turn to lead before it sets a policy."""
 NOT_LEADER = "not_leader"

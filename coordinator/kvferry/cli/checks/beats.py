@@ -11,8 +11,8 @@ import msgspec
 from kvferry.core.messages import HEARTBEATS, Heartbeat
 from kvferry.ports.log import BusPort, Reply
 
-LISTEN_S = 3.5
-"""Nodes beat once a second; three may be lost on a busy machine."""
+LISTEN_S = 5.0
+"""Nodes beat once a second; four may be lost on a busy machine."""
 
 
 async def beating(bus: BusPort, expected: Collection[tuple[str, str]]) -> set[str]:
