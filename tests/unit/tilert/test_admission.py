@@ -89,7 +89,7 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
         node.close()
 
 
-def wanted(port: int, *, window_s: float = 0.0, timeout_s: float = 5.0) -> Wanted:
+def wanted(port: int, *, window_s: float = 0.0, timeout_s: float = 20.0) -> Wanted:
     shape = Shape(profile=find("dsv32"), form=BF16, tokens=100, block_tokens=64)
     return Wanted(
         host="127.0.0.1",
@@ -161,7 +161,7 @@ def test_a_node_that_cannot_take_it_is_not_even_asked(
 def test_each_answer_but_yes_has_a_name(
     scripted: Callable[..., Scripted], answer: Answer | None, reason: str
 ) -> None:
-    timeout_s = 0.3 if answer is None else 5.0
+    timeout_s = 0.3 if answer is None else 20.0
     assert refusal(wanted(scripted(GOOD, answer).port, timeout_s=timeout_s)).reason == reason
 
 
