@@ -12,6 +12,7 @@ from kvferry.core.retention_actions import SUPERSEDED
 from kvferry.core.retention_leases import no_pins
 from kvferry.daemon.decisions import Decider
 from kvferry.daemon.liveness import Liveness
+from kvferry.node.agent.lanes import LaneWriter
 from kvferry.ports.log import StreamBounds
 from kvferry_connectors.vllm.book import Book
 
@@ -36,12 +37,14 @@ ASLEEP = {
     "stream_bytes": "5000",
     "ledger_loses": "0.0",
     "coordinators": "3",
-    "clients": "4",
+    "clients": "5",
     "faults_per_s": "2.0",
     "batch_events": "1",
     "fault_kinds": '["freeze_coordinator"]',
 }
 """Moreover a replica now and then misses what it loses."""
+NARROW = {**ASLEEP, "nodes": "4", "blocks": "96"}
+"""What a node says when it begins anew nearly fills the stream."""
 TWINS = {
     "blocks": "96",
     "lease_budget": "0.9",
@@ -85,6 +88,18 @@ class _Beginning:
         return getattr(self._log, name)
 
 
+def _beginning_in_parts() -> tuple[Patch, ...]:
+    """A record began with one message and told what is held in another, and when that came the
+    stream had dropped the first."""
+
+    def seal(self: Any, entries: Any, *, handed: bool = True) -> Any:
+        alone = [shipped(self, [entry], handed=handed) for entry in entries]
+        return [entry for poison in alone for entry in poison]
+
+    shipped = LaneWriter.seal
+    return (Patch(LaneWriter, "seal", seal),)
+
+
 def _standby_never_asks() -> tuple[Patch, ...]:
     """A replica that missed messages waited for the leader, which missed nothing, to ask nodes."""
 
@@ -113,6 +128,7 @@ def _superseded_while_read() -> tuple[Patch, ...]:
 
 FOUND_BUGS = (
     Bug("term-given-twice", "leadership", _term_given_twice, "ledger", DAMAGED),
+    Bug("beginning-in-parts", "ledger", _beginning_in_parts, "ledger", NARROW),
     Bug("standby-never-asks", "ledger", _standby_never_asks, "ledger", ASLEEP),
     Bug("offers-forgotten", "ledger", _offers_forgotten, "ledger", FULL),
     Bug("superseded-while-read", "leases", _superseded_while_read, knobs=TWINS, seeds=24),
