@@ -116,7 +116,23 @@ def again(history: list[Any]) -> dict[str, Any]:
         "kinds": {kind.kind: kind.decided for kind in true.kinds},
         "why": {kind.kind: kind.why for kind in true.kinds},
         "forged": false.reproduced,
+        "rests": rests(history),
     }
+
+
+def rests(history: list[Any]) -> dict[str, int]:
+    """Of hinted prefixes of which the node had a part: how many rests were pulled, or too dear."""
+    from kvferry.core.events import Requested
+    from kvferry.ledger.codec import decode
+
+    found = {"pulled": 0, "too_dear": 0}
+    for stored in history:
+        for entry in decode(stored.data).entries:
+            event = entry.event
+            if isinstance(event, Requested) and event.weighed_from and not event.tried:
+                found["pulled"] += bool(event.transfer)
+                found["too_dear"] += event.miss == "too_dear"
+    return found
 
 
 def forecast(history: list[Any], factor: float, other: list[Any]) -> dict[str, Any]:

@@ -55,6 +55,15 @@ def test_decisions_of_a_simulated_fleet_are_reproduced(
     assert any(one["kinds"].get("plan", 0) > 5 for one in found)
 
 
+def test_rests_of_hinted_prefixes_are_weighed_as_the_nodes_weighed_them() -> None:
+    found = simulated("again", "11", "12")
+    assert [one["violations"] for one in found] == [0, 0]
+    # Which of them are too dear changes with everything that a fleet does.
+    assert sum(sum(one["rests"].values()) for one in found) > 0, found
+    for one in found:
+        assert not [why for why in one["why"].get("hint", ()) if "again" in why], one
+
+
 @pytest.mark.parametrize("sizes", [("24", "96"), ("16", "48")])
 def test_pools_of_another_size_compute_what_was_forecast(sizes: tuple[str, str]) -> None:
     """The same conversations on both, and each forecast from the ledger of the other."""
