@@ -13,7 +13,10 @@ from tests.contract.sources import SourceProcess
 from tests.leftovers import nothing_stays_open
 
 from kvferry.ports.backend import Authorize, Backend
+from kvferry_backends.control import calls
+from kvferry_backends.tcp import fetching
 
+CONNECT_S = 30.0
 Serve = Callable[..., Backend]
 Start = Callable[[], SourceProcess]
 
@@ -36,6 +39,13 @@ def processes() -> Iterator[dict[str, SourceProcess]]:
     yield made
     for process in made.values():
         process.close()
+
+
+@pytest.fixture(autouse=True)
+def patient_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that a busy machine does not run for a while is not taken for one that is gone."""
+    for module in (calls, fetching):
+        monkeypatch.setattr(module, "CONNECT_S", CONNECT_S)
 
 
 @pytest.fixture
