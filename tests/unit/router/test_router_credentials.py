@@ -11,6 +11,7 @@ from typing import cast
 import httpx
 import pytest
 from tests.unit.ledger.support import RawServer
+from tests.unit.ledger.tls import client, make_certificates, needs_openssl, serve_tls
 from tests.unit.router.support import house, until
 
 from kvferry.core.envelope import Entry
@@ -118,6 +119,48 @@ async def test_a_router_that_is_not_let_in_says_what_to_set_and_serves(
     assert "refuses our credentials" in caplog.text
     assert USER in caplog.text
     assert "wrong" not in caplog.text
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[str]:
+    """Its url; it lets in who has a certificate of its authority."""
+    make_certificates(tmp_path)
+    server = serve_tls(tmp_path)
+    yield server.url
+    server.kill()
+
+
+@needs_openssl
+async def test_tls_files_come_from_variables_too(
+    tls_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    owner = client(tmp_path)
+    files = {
+        "KVFERRY_NATS_TLS_CA": owner.tls_ca,
+        "KVFERRY_NATS_TLS_CERT": owner.tls_cert,
+        "KVFERRY_NATS_TLS_KEY": owner.tls_key,
+    }
+    stranger = started_with(monkeypatch, tls_server, {})
+    known = started_with(monkeypatch, tls_server, files)
+    ledger = await connect(tls_server, name="test", credentials=owner)
+    try:
+        await ledger.ensure_streams()
+        who = stranger.nats_credentials
+        async with house(nats_url=stranger.nats_url, node="r0", nats_credentials=who) as h:
+            await until(lambda: "KVFERRY_NATS_TLS_CA" in caplog.text)
+            assert (await h.ask()).status_code == 200
+        assert await stored(ledger) == []
+        who = known.nats_credentials
+        async with house(nats_url=known.nats_url, node="r0", nats_credentials=who) as h:
+            answer = await h.ask()
+        events = [entry.event for entry in await stored(ledger)]
+    finally:
+        await ledger.close()
+    turns = [event.request for event in events if isinstance(event, TurnEnded)]
+    assert turns == [answer.headers["x-kvferry-request"]]
 
 
 @pytest.mark.parametrize("let_in", [True, False])
