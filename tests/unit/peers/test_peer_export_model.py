@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.peers.support import ManualClock, Source, chain, pin
 
 from kvferry.node.peers.wire import Abort, Done, Granted, Refused, Renew
 
 CHAINS = [chain(f"c{i}", 3) for i in range(3)]
-BLOCKS = st.integers(0, 8)
+BLOCKS = st.integers(0, 5)
 TRANSFERS = st.sampled_from([f"t{i}" for i in range(6)])
 
 
@@ -27,15 +27,21 @@ class ExportMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.source = Source(clock=self.clock)
-        self.offers: dict[bytes, int] = {}
-        self.versions = dict.fromkeys(range(9), 0)
+        self.offers: dict[bytes, list[int]] = {}
+        """Hash to its twins, the one that is granted first."""
+        self.versions = dict.fromkeys(range(6), 0)
         self.pins: dict[str, _ModelPin] = {}
         self.buried: set[str] = set()
 
     def _change(self, block: int) -> None:
         self.versions[block] += 1
-        for chain_hash in [h for h, b in self.offers.items() if b == block]:
-            del self.offers[chain_hash]
+        for chain_hash, twins in list(self.offers.items()):
+            if twins == [block]:
+                del self.offers[chain_hash]
+            elif twins[0] == block:
+                twins[0] = twins.pop()
+            elif block in twins:
+                twins.remove(block)
 
     def _standing(self, transfer: str) -> _ModelPin | None:
         known = self.pins.get(transfer)
@@ -51,11 +57,20 @@ class ExportMachine(RuleBasedStateMachine):
         hashes = CHAINS[which][: len(blocks)]
         self.source.table.offer(hashes, blocks)
         for chain_hash, block in zip(hashes, blocks, strict=True):
-            if self.offers.get(chain_hash) == block:
+            if block in self.offers.get(chain_hash, ()):
                 continue
-            if block in self.offers.values():
+            if any(block in twins for twins in self.offers.values()):
                 self._change(block)
-            self.offers.setdefault(chain_hash, block)
+            self.offers.setdefault(chain_hash, []).append(block)
+
+    @precondition(lambda self: any(len(twins) > 1 for twins in self.offers.values()))
+    @rule(nth=st.integers(0, 8))
+    def prefer(self, nth: int) -> None:
+        """A twin that is not granted yet takes the place of the one that is."""
+        others = [(h, twins, at) for h, twins in self.offers.items() for at in range(1, len(twins))]
+        chain_hash, twins, at = others[nth % len(others)]
+        self.source.table.prefer([chain_hash], [twins[at]])
+        twins[0], twins[at] = twins[at], twins[0]
 
     @rule(block=BLOCKS)
     def reuse(self, block: int) -> None:
@@ -97,7 +112,7 @@ class ExportMachine(RuleBasedStateMachine):
         for chain_hash in CHAINS[which]:
             if chain_hash not in self.offers:
                 break
-            expected.append(self.offers[chain_hash])
+            expected.append(self.offers[chain_hash][0])
         if not expected:
             assert answer == Refused(reason="not_held")
             return
@@ -157,5 +172,5 @@ class ExportMachine(RuleBasedStateMachine):
 # Tombstones last a minute of the manual clock: histories stay well below that.
 TestExportModel = ExportMachine.TestCase
 TestExportModel.settings = settings(
-    max_examples=80, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=800, stateful_step_count=25, deadline=None, derandomize=True
 )
