@@ -3,7 +3,8 @@
 A worker gets whole files, for what a module shares is made once there. Wider groups have a name:
 what wants the one pair of engines, the one pool of TileRT nodes, those that keep what they
 generate, and each kind of backend of the contract. Tests with real engines come first, for they
-take longest and leave half a core idle.
+take longest and leave half a core idle; those that share TileRT's servers come last, for these
+look for work without a pause until the last test has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from xdist.scheduler import LoadGroupScheduling
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-SHARED = ("pair", "parts", "benches")
+SERVERS = ("parts", "benches")
+"""Fixtures of the session that take a seventh of a core for each server as long as they stand."""
+SHARED = ("pair", *SERVERS)
 """Fixtures of the session that are dear to make: their tests go to one worker."""
 
 
@@ -45,7 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if name := sharing.get(item.path) or backend_kind(item):
             item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    """When a test is due among the others: 0 first."""
+    if item.get_closest_marker("engine") is not None:
+        return 0
+    return 1 if set(wanted(item)).isdisjoint(SERVERS) else 2
 
 
 def wanted(item: pytest.Item) -> list[str]:

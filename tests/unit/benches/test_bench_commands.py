@@ -54,6 +54,9 @@ def test_rebuild_comes_to_one_state_by_both_ways(tmp_path: Path) -> None:
 def test_outbox_takes_part_of_a_step_only(tmp_path: Path) -> None:
     figures = measured(tmp_path, "outbox", "--steps", "50", "--pause-ms", "0")
     assert 0 < figures["step_us_p50"] <= figures["step_us_p99"]
+    taken_off = figures["step_us_p99"] - figures["step_less_measuring_us_p99"]
+    assert taken_off == pytest.approx(figures["nothing_us_p50"], abs=0.002)
+    assert taken_off > 0
     assert 0 < figures["scheduled_step_us_p50"] <= figures["scheduled_step_us_p99"]
     assert figures["steps"] == 200
 
