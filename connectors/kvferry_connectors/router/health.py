@@ -41,10 +41,11 @@ class Prober:
         self._tasks = []
 
     async def _first(self, engine: Engine) -> None:
-        trouble, timed_out = await self._probe(engine)
-        for _ in range(1, self._settings.probe_timeouts_max):
-            if timed_out:
-                trouble, timed_out = await self._probe(engine)
+        trouble = ""
+        for _ in range(self._settings.probe_timeouts_max):
+            trouble, timed_out = await self._probe(engine)
+            if not timed_out:
+                break
         if trouble:
             engine.mark_down(trouble)
         engine.probe_now.clear()

@@ -46,6 +46,19 @@ async def test_only_what_would_be_decided_so_counts_as_reproduced(
         assert kind.examples[0].node == "p0"
 
 
+async def talks_on_d0(said: str) -> tuple[Ledger, int]:
+    """A ledger whose leader said how it weighs, with p0's own requests and d0's; its position."""
+    ledger = Ledger()
+    await ledger.leads(said)
+    for node in ("p0", "d0"):
+        await ledger.join(node, blocks=2_000)
+    position = 0
+    for number in range(8):
+        await ledger.turn("p0", f"own-{number}", FIRST + number)
+        position = await ledger.turn("d0", f"talk-{number}", FIRST)
+    return ledger, position
+
+
 @pytest.mark.parametrize(
     ("said", "weighed", "same"),
     [
@@ -58,13 +71,7 @@ async def test_only_what_would_be_decided_so_counts_as_reproduced(
 )
 async def test_costs_are_weighed_as_the_ledger_says(said: str, weighed: bool, same: bool) -> None:
     """p0 pulls over a link that takes a thousand times longer than computing does."""
-    ledger = Ledger()
-    await ledger.leads(said)
-    for node in ("p0", "d0"):
-        await ledger.join(node, blocks=2_000)
-    for number in range(8):
-        await ledger.turn("p0", f"own-{number}", FIRST + number)
-        position = await ledger.turn("d0", f"talk-{number}", FIRST)
+    ledger, position = await talks_on_d0(said)
     for number in range(8):
         given = {"source": "d0", "pulled": FIRST, "read_ms": 1e5 + number, "position": position}
         position = await ledger.turn("p0", f"talk-{number}", FIRST, **given)  # type: ignore[arg-type]
@@ -79,13 +86,7 @@ async def test_what_a_node_lacked_of_a_hint_is_weighed_as_the_node_weighed_it(
     said: str, floor_ms: float, moved: bool
 ) -> None:
     """p0 has all but two blocks of what d0 holds, and moving two computes sooner than 1 s."""
-    ledger = Ledger()
-    await ledger.leads(said)
-    for node in ("p0", "d0"):
-        await ledger.join(node, blocks=2_000)
-    for number in range(8):
-        await ledger.turn("p0", f"own-{number}", FIRST + number)
-        position = await ledger.turn("d0", f"talk-{number}", FIRST)
+    ledger, position = await talks_on_d0(said)
     for number in range(4):  # What they teach of the link was asked for by nobody's choice.
         given = {"source": "d0", "pulled": FIRST, "read_ms": floor_ms + number, "basis": "hint"}
         position = await ledger.turn("p0", f"talk-{number}", FIRST, **given)  # type: ignore[arg-type]
